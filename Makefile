@@ -1,0 +1,74 @@
+# Everything a developer runs. Needs only Python (3.11 or newer) and make; the rest goes in .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+# For example: make test TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_ARGS ?=
+PYTEST_ARGS ?=
+MINUTES ?= 5
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
+USABLE := $(VENV)/.installed
+TESTABLE := $(VENV)/.installed-with-test-tools
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help test test-slow lint demo bench ulp fuzz docs clean
+
+help: ## list what can be made
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' \
+		| while IFS='|' read -r name what; do printf '  %-16s %s\n' "$$name" "$$what"; done
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "terrazzo needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3" >&2; \
+		exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(USABLE): pyproject.toml | $(BIN)/python
+	@echo "installing terrazzo into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+# torch comes first and alone, so that no other requirement can choose a different one.
+$(TESTABLE): pyproject.toml | $(BIN)/python
+	@echo "installing $(TORCH) into $(VENV)"
+	@$(PIP) $(TORCH_ARGS) "$(TORCH)" || { \
+		echo "the tests compare with $(TORCH), which pip could not install for this Python and" >&2; \
+		echo "platform; try another Python with: make test PYTHON=/path/to/python3.11" >&2; \
+		exit 1; }
+	@echo "installing terrazzo with its test tools into $(VENV)"
+	@$(PIP) --editable ".[dev,triton,onnx]" "$(TORCH)"
+	@touch $@ $(USABLE)
+
+test: lint ## check style and types, and run the tests
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(TESTABLE) ## run the tests that take long
+	$(BIN)/python -m pytest -q -n 2 -m slow $(PYTEST_ARGS)
+
+lint: $(TESTABLE) ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy src
+
+demo: $(USABLE) ## write an operator, differentiate it, verify it, time it
+	@$(BIN)/python examples/gelu.py
+
+bench: $(TESTABLE) ## time the operators against numpy and PyTorch
+	@$(BIN)/python benchmarks/ops.py
+
+ulp: $(TESTABLE) ## measure the accuracy of the elementary functions
+	@$(BIN)/python benchmarks/ulp.py
+
+fuzz: $(TESTABLE) ## compile random programs for MINUTES=5, every level checked against the one above
+	@$(BIN)/tz fuzz --minutes $(MINUTES)
+
+docs: $(TESTABLE) ## write the generated pages again
+	@$(BIN)/python docs/generate.py
+
+clean: ## remove what make made
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Terrazzo: write an operator once, run it fast on every chip."""

@@ -1,0 +1,112 @@
+"""The description of a chip: what schedules, cost model, simulator, roofline and report read.
+
+A chip is data. Two chips that differ only in numbers need no new code, and a chip that does not
+exist yet starts as one `ChipSpec`. Every field means the same for every kind of chip:
+
+| field | cpu | cuda | gcu |
+|---|---|---|---|
+| `cores` | hardware threads we may use | multiprocessors | compute units |
+| `vector_bits` | SIMD register | a warp of 32-bit lanes | vector unit |
+| `l1_bytes` | L1 data cache | shared memory | local scratchpad |
+| `launch.cost_us` | waking the thread pool | a kernel launch | a kernel launch |
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+ChipKind = Literal["cpu", "cuda", "gcu"]
+
+
+@dataclass(frozen=True)
+class LaunchRules:
+    """What a launch costs on a chip, and which grids of programs it accepts."""
+
+    cost_us: float = 0.0
+    """Time from asking for a launch to the first program running."""
+    free_grid: int = 0
+    """A grid of at most this many programs is always accepted; 0 means any grid is."""
+    grid_multiple: int = 1
+    """A grid larger than `free_grid` must be a multiple of this."""
+    warps: tuple[int, ...] = ()
+    """Numbers of warps a program may have; empty means the chip does not care."""
+
+    def accepts_grid(self, programs: int) -> bool:
+        """Tell whether a grid of this many programs may be launched."""
+        if programs < 1:
+            return False
+        if self.free_grid == 0 or programs <= self.free_grid:
+            return True
+        return programs % self.grid_multiple == 0
+
+    def round_up_grid(self, programs: int) -> int:
+        """Give the smallest grid the chip accepts that has at least this many programs."""
+        programs = max(programs, 1)
+        if self.accepts_grid(programs):
+            return programs
+        return -(-programs // self.grid_multiple) * self.grid_multiple
+
+
+@dataclass(frozen=True)
+class ChipSpec:
+    """One chip, described once for every level that has to know it."""
+
+    name: str
+    """A name for people: "icelake-server", "h200"."""
+    kind: ChipKind
+    cores: int
+    """Independent units that run programs or chunks at the same time."""
+    vector_bits: int
+    """Width of one vector operation."""
+    vector_registers: int
+    """Vector registers a micro-kernel may keep its accumulators in."""
+    features: frozenset[str] = frozenset()
+    """Names of instruction-set features that are present and may be used."""
+
+    llvm_triple: str = ""
+    llvm_cpu: str = ""
+    llvm_features: str = ""
+    """What LLVM is told: "+avx2,-avx512f,..."; empty when code does not come from LLVM."""
+
+    l1_bytes: int = 32 << 10
+    l2_bytes: int = 0
+    l3_bytes: int = 0
+    """Sizes of the nearest, next and last on-chip memory as one core sees them; 0 means none."""
+    memory_gbps: float = 0.0
+    """Main-memory bandwidth of the whole chip in GB/s. For a CPU this is an estimate."""
+    clock_ghz: float = 0.0
+    peak_flops: tuple[tuple[str, float], ...] = ()
+    """Peak of the whole chip in operations per second for each dtype name, as pairs."""
+    launch: LaunchRules = field(default_factory=LaunchRules)
+
+    def has(self, *features: str) -> bool:
+        """Tell whether all the named instruction-set features may be used."""
+        return self.features.issuperset(features)
+
+    def lanes(self, bits: int) -> int:
+        """Count the elements of this many bits that fit into one vector."""
+        return max(1, self.vector_bits // bits)
+
+    def peak(self, dtype: str) -> float:
+        """Give the peak rate for a dtype in operations per second; f32's when it is not listed."""
+        rates = dict(self.peak_flops)
+        return rates.get(dtype, rates.get("f32", 0.0))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A text that is equal for two chips exactly when the same generated code suits both."""
+        target = f"{self.kind}|{self.llvm_triple}|{self.llvm_cpu}|{self.llvm_features}"
+        shape = f"{self.vector_bits}|{self.vector_registers}|{','.join(sorted(self.features))}"
+        memory = f"{self.cores}|{self.l1_bytes}|{self.l2_bytes}|{self.l3_bytes}|{self.launch}"
+        digest = hashlib.sha256(f"{target}|{shape}|{memory}".encode()).hexdigest()
+        return f"{self.kind}-{digest[:24]}"
+
+    def __str__(self) -> str:
+        peak = self.peak("f32") / 1e9
+        return (
+            f"{self.name} ({self.kind}): {self.cores} cores x {self.vector_bits} bits, "
+            f"{peak:.0f} GFLOP/s f32, {self.memory_gbps:.0f} GB/s"
+        )

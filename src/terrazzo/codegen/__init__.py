@@ -1,0 +1,1 @@
+"""Turns loops and fusion groups into code a chip can run."""

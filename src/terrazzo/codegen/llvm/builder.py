@@ -1,0 +1,961 @@
+"""Writes LLVM IR as text, quickly, with bundles of independent values as the basic operand.
+
+A `Val` holds one operand or a *bundle* of several operands of one type. Every operation maps over
+its bundles and emits one instruction per part, one part after the other, so that the dependency
+chains of U vectors are interleaved instruction by instruction. This hides latency on in-order
+schedulers and out-of-order cores alike, and costs the caller nothing: code is written as if for one
+value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+__all__ = ["Builder", "Module", "Val", "bundle", "const", "elem_of", "iota", "lanes_of", "vec"]
+
+_VECTOR = re.compile(r"<(\d+) x (.+)>$")
+_INT = re.compile(r"i(\d+)$")
+_FLOAT_SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}
+
+
+@cache
+def _split(ty: str) -> tuple[int, str]:
+    match = _VECTOR.match(ty)
+    return (int(match[1]), match[2]) if match else (1, ty)
+
+
+def lanes_of(ty: str) -> int:
+    """Number of lanes of a type: 1 for scalars."""
+    return _split(ty)[0]
+
+
+def elem_of(ty: str) -> str:
+    """Element type of a vector type, or the scalar type itself."""
+    return _split(ty)[1]
+
+
+@cache
+def vec(elem: str, lanes: int) -> str:
+    """The type of `lanes` elements: the element type itself when there is one lane."""
+    return elem if lanes == 1 else f"<{lanes} x {elem}>"
+
+
+@cache
+def _suffix(ty: str) -> str:
+    """The part of an intrinsic's name that stands for a type: v16f32 for <16 x float>."""
+    lanes, elem = _split(ty)
+    text = _FLOAT_SUFFIX.get(elem, elem)
+    return text if lanes == 1 else f"v{lanes}{text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Val:
+    """A typed operand: one text, or a bundle of texts for independent values of the same type."""
+
+    ty: str
+    parts: tuple[str, ...]
+
+    @property
+    def lanes(self) -> int:
+        return _split(self.ty)[0]
+
+    @property
+    def elem(self) -> str:
+        return _split(self.ty)[1]
+
+    @property
+    def count(self) -> int:
+        return len(self.parts)
+
+    @property
+    def text(self) -> str:
+        """The only operand text; an error when this is a bundle."""
+        (text,) = self.parts
+        return text
+
+    @property
+    def literal(self) -> int | None:
+        """The value of an integer literal (scalar, not a bundle), or None."""
+        if len(self.parts) == 1:
+            text = self.parts[0]
+            if text[0] in "0123456789-" and self.ty[0] == "i":
+                return int(text)
+            if self.ty == "i1" and text in ("true", "false"):
+                return int(text == "true")
+        return None
+
+    def split(self) -> list[Val]:
+        """The parts of a bundle as values of their own."""
+        return [Val(self.ty, (part,)) for part in self.parts]
+
+
+Operand = Val | int | float
+
+
+def bundle(values: Sequence[Val]) -> Val:
+    """Joins values of one type into one bundle."""
+    ty = values[0].ty
+    for value in values:
+        if value.ty != ty:
+            raise TypeError(f"a bundle holds one type; got {ty} and {value.ty}")
+    return Val(ty, tuple(part for value in values for part in value.parts))
+
+
+def _float_bits(elem: str, value: float) -> str:
+    if elem == "double":
+        return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+    if elem == "half":
+        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
+    try:
+        single = struct.pack("<f", value)
+    except OverflowError:
+        single = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+    if elem == "float":
+        # LLVM writes floats as the bits of the double of the same value.
+        return f"0x{struct.unpack('<Q', struct.pack('<d', struct.unpack('<f', single)[0]))[0]:016X}"
+    bits = struct.unpack("<I", single)[0]
+    if math.isnan(value):
+        return "0xR7FC0"
+    return f"0xR{(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16:04X}"
+
+
+_const_cache: dict[tuple[str, int | bytes], Val] = {}
+
+
+def const(ty: str, value: float | bool) -> Val:
+    """An exact literal of a scalar type, or of a vector type with all lanes equal."""
+    lanes, elem = _split(ty)
+    floating = elem in ("float", "double", "half", "bfloat")
+    # Bits as the key: 0.0 and -0.0 are equal as Python numbers and must stay apart.
+    key = (ty, struct.pack("<d", value) if floating else int(value))
+    found = _const_cache.get(key)
+    if found is not None:
+        return found
+    if floating:
+        text = _float_bits(elem, value)
+    elif elem == "ptr":
+        if value:
+            raise TypeError("the only pointer literal is null: const('ptr', 0)")
+        text = "null"
+    else:
+        if isinstance(value, float) and value != int(value):
+            raise TypeError(f"{value} is not an integer literal for {ty}")
+        match = _INT.match(elem)
+        if match is None:
+            raise TypeError(f"no literals of type {ty}")
+        bits = int(match[1])
+        if bits == 1:
+            text = "true" if value else "false"
+        else:
+            wrapped = int(value) & ((1 << bits) - 1)
+            text = str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
+    if lanes > 1:
+        text = "zeroinitializer" if text in ("0", "null", "false") else f"splat ({elem} {text})"
+    result = Val(ty, (text,))
+    _const_cache[key] = result
+    return result
+
+
+@cache
+def iota(ty: str) -> Val:
+    """The vector <0, 1, 2, ...> of an integer or float vector type (0 for a scalar type)."""
+    lanes, elem = _split(ty)
+    if lanes == 1:
+        return const(ty, 0)
+    return Val(ty, (f"<{', '.join(f'{elem} {const(elem, i).text}' for i in range(lanes))}>",))
+
+
+class Module:
+    """Collects functions, declarations, constants and metadata of one LLVM module."""
+
+    def __init__(self) -> None:
+        self._builders: dict[str, Builder] = {}
+        self._declarations: dict[str, str] = {}
+        self._globals: dict[str, str] = {}
+        self._constants: dict[tuple[str, str, int], Val] = {}
+        self._metadata: list[str] = []
+        self._metadata_ids: dict[str, str] = {}
+        self._aliases = 0
+
+    def define(self, builder: Builder) -> None:
+        """Adds a function; its builder may still be writing to it."""
+        if builder.name in self._builders:
+            raise ValueError(f"function @{builder.name} is defined twice in one module")
+        self._builders[builder.name] = builder
+
+    def declare(self, name: str, ret: str, params: Sequence[str], attrs: str = "") -> None:
+        """Declares a function once; a definition in the module takes precedence."""
+        if name not in self._declarations:
+            text = f"declare {ret} @{name}({', '.join(params)}) {attrs}"
+            self._declarations[name] = text.rstrip()
+
+    def constant(self, ty: str, initial: str, align: int = 64) -> Val:
+        """A private constant in memory; equal constants are shared. Returns its address."""
+        key = (ty, initial, align)
+        found = self._constants.get(key)
+        if found is None:
+            name = f"const.{len(self._constants)}"
+            self._globals[name] = (
+                f"@{name} = private unnamed_addr constant {ty} {initial}, align {align}"
+            )
+            found = self._constants[key] = Val("ptr", (f"@{name}",))
+        return found
+
+    def table(self, elem: str, values: Sequence[int | float], align: int = 64) -> Val:
+        """A private constant array of literals. Returns its address."""
+        items = ", ".join(f"{elem} {const(elem, value).text}" for value in values)
+        return self.constant(f"[{len(values)} x {elem}]", f"[{items}]", align)
+
+    def data(self, content: bytes, align: int = 64) -> Val:
+        """A private constant of raw bytes. Returns its address."""
+        escaped = "".join(f"\\{byte:02X}" for byte in content)
+        return self.constant(f"[{len(content)} x i8]", f'c"{escaped}"', align)
+
+    def global_(
+        self, name: str, ty: str, initial: str, linkage: str = "internal", align: int = 64
+    ) -> Val:
+        """A variable in memory. Returns its address."""
+        text = f"@{name} = {linkage} global {ty} {initial}, align {align}"
+        if self._globals.setdefault(name, text) != text:
+            raise ValueError(f"global @{name} is defined twice, differently")
+        return Val("ptr", (f"@{name}",))
+
+    def metadata(self, text: str) -> str:
+        """The number of a metadata node with this text, such as '!{i32 1}'; equal ones are shared."""
+        found = self._metadata_ids.get(text)
+        if found is None:
+            found = self._metadata_ids[text] = self._add_metadata(text)
+        return found
+
+    def loop_metadata(self) -> str:
+        """Metadata for back edges that keeps LLVM from unrolling: our loops are already shaped."""
+        found = self._metadata_ids.get("loop")
+        if found is None:
+            disable = self.metadata('!{!"llvm.loop.unroll.disable"}')
+            number = len(self._metadata)
+            found = self._add_metadata(f"distinct !{{!{number}, {disable}}}")
+            self._metadata_ids["loop"] = found
+        return found
+
+    def alias_domain(self, count: int) -> list[str]:
+        """Instruction suffixes for `count` memory areas that never overlap (scoped noalias)."""
+        self._aliases += 1
+        domain = self._add_metadata(f'distinct !{{!"memory {self._aliases}"}}')
+        scopes = [
+            self._add_metadata(f'distinct !{{!"area {self._aliases}.{i}", {domain}}}')
+            for i in range(count)
+        ]
+        suffixes = []
+        for i, scope in enumerate(scopes):
+            own = self.metadata(f"!{{{scope}}}")
+            others = ", ".join(other for k, other in enumerate(scopes) if k != i)
+            suffix = f", !alias.scope {own}"
+            suffixes.append(
+                suffix + (f", !noalias {self.metadata(f'!{{{others}}}')}" if others else "")
+            )
+        return suffixes
+
+    def _add_metadata(self, text: str) -> str:
+        self._metadata.append(text)
+        return f"!{len(self._metadata) - 1}"
+
+    def text(self) -> str:
+        """The whole module as LLVM IR."""
+        lines = list(self._globals.values())
+        lines += [text for name, text in self._declarations.items() if name not in self._builders]
+        lines += [builder.text() for builder in self._builders.values()]
+        lines += [f"!{i} = {text}" for i, text in enumerate(self._metadata)]
+        return "\n".join(lines) + "\n"
+
+
+# Which types an overloaded intrinsic's name spells out: 'r' the result, a number that argument.
+# Everything not listed spells out its result.
+_MANGLING: dict[str, tuple[str | int, ...]] = {
+    "llvm.fptosi.sat": ("r", 0),
+    "llvm.fptoui.sat": ("r", 0),
+    "llvm.ldexp": ("r", 1),
+    "llvm.powi": ("r", 1),
+    "llvm.is.fpclass": (0,),
+    "llvm.masked.load": ("r", 0),
+    "llvm.masked.store": (0, 1),
+    "llvm.masked.gather": ("r", 0),
+    "llvm.masked.scatter": (0, 1),
+    "llvm.prefetch": (0,),
+    "llvm.memcpy": (0, 1, 2),
+    "llvm.memmove": (0, 1, 2),
+    "llvm.memset": (0, 2),
+    "llvm.assume": (),
+    "llvm.trap": (),
+    "llvm.readcyclecounter": (),
+}
+
+_INT_FOLDS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "sdiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "srem": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
+    "udiv": lambda a, b: (a & _MASK64) // (b & _MASK64),
+    "urem": lambda a, b: (a & _MASK64) % (b & _MASK64),
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "shl": lambda a, b: a << b,
+    "lshr": lambda a, b: (a & _MASK64) >> b,
+    "ashr": lambda a, b: a >> b,
+}
+_MASK64 = (1 << 64) - 1
+_DIVISIONS = frozenset({"sdiv", "udiv", "srem", "urem"})
+# x op neutral == x
+_NEUTRAL = {
+    "add": 0, "sub": 0, "or": 0, "xor": 0, "shl": 0, "lshr": 0, "ashr": 0,
+    "mul": 1, "sdiv": 1, "udiv": 1, "and": -1,
+}  # fmt: skip
+_COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor"})
+
+_COMPARE_FOLDS: dict[str, Callable[[int, int], bool]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "slt": lambda a, b: a < b,
+    "sle": lambda a, b: a <= b,
+    "sgt": lambda a, b: a > b,
+    "sge": lambda a, b: a >= b,
+    "ult": lambda a, b: a & _MASK64 < b & _MASK64,
+    "ule": lambda a, b: a & _MASK64 <= b & _MASK64,
+    "ugt": lambda a, b: a & _MASK64 > b & _MASK64,
+    "uge": lambda a, b: a & _MASK64 >= b & _MASK64,
+}
+
+
+class Builder:
+    """One function being written: methods append instructions to the current block.
+
+    Operands may be Python numbers where another operand gives the type; an index or a bound that
+    is a Python int has type i64.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        params: Sequence[tuple[str, str]],
+        ret: str = "void",
+        attrs: str = "nounwind",
+        linkage: str = "",
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.ret_ty = ret
+        self.block = "entry"
+        # A parameter's type may carry attributes ("ptr noalias"); its value's type may not.
+        self.params = [
+            Val("ptr" if ty.startswith("ptr") else ty, (f"%{pname}",)) for ty, pname in params
+        ]
+        signature = ", ".join(f"{ty} %{pname}" for ty, pname in params)
+        self._head = " ".join(
+            part for part in ("define", linkage, ret, f"@{name}({signature})", attrs, "{") if part
+        )
+        self._lines: list[str] = []
+        self._allocas: list[str] = []
+        self._next = 0
+        self._callees: set[str] = set()
+        self._templates: dict[tuple[str, str], str] = {}
+        module.define(self)
+
+    def text(self) -> str:
+        """This function as LLVM IR."""
+        return "\n".join([self._head, "entry:", *self._allocas, *self._lines, "}"])
+
+    # -- the machinery: names, bundles, instructions ------------------------------------------
+
+    def _fresh(self) -> str:
+        self._next += 1
+        return f"%t{self._next}"
+
+    def _pair(self, a: Operand, b: Operand) -> tuple[Val, Val]:
+        if not isinstance(a, Val):
+            a = const(b.ty if isinstance(b, Val) else "i64", a)
+        if not isinstance(b, Val):
+            b = const(a.ty, b)
+        if a.ty != b.ty:
+            raise TypeError(f"operands of different types in @{self.name}: {a.ty} and {b.ty}")
+        return a, b
+
+    def _index(self, value: Operand) -> Val:
+        return value if isinstance(value, Val) else const("i64", value)
+
+    def _each(self, ty: str, template: str, operands: Sequence[Val]) -> Val:
+        """Emits `template.format(operand texts)` for each part of the operands' bundles."""
+        count = max([len(value.parts) for value in operands])
+        lines, n = self._lines, self._next
+        self._next += count
+        if count == 1:
+            texts = [value.parts[0] for value in operands]
+            lines.append(f"  %t{n + 1} = {template.format(*texts)}")
+            return Val(ty, (f"%t{n + 1}",))
+        results = []
+        for i in range(count):
+            texts = [self._part(value, i, count) for value in operands]
+            n += 1
+            lines.append(f"  %t{n} = {template.format(*texts)}")
+            results.append(f"%t{n}")
+        return Val(ty, tuple(results))
+
+    def _each_void(self, template: str, operands: Sequence[Val]) -> None:
+        count = max((len(value.parts) for value in operands), default=1)
+        for i in range(count):
+            texts = [self._part(value, i, count) for value in operands]
+            self._lines.append("  " + template.format(*texts))
+
+    def _part(self, value: Val, i: int, count: int) -> str:
+        parts = value.parts
+        if len(parts) == 1:
+            return parts[0]
+        if len(parts) != count:
+            raise ValueError(
+                f"bundles of {len(parts)} and {count} in one operation of @{self.name}"
+            )
+        return parts[i]
+
+    def _binary(self, head: str, a: Val, b: Val, ty: str) -> Val:
+        """The hot path: one two-operand instruction per part."""
+        lines, n = self._lines, self._next
+        pa, pb = a.parts, b.parts
+        if len(pa) == 1 and len(pb) == 1:
+            self._next = n = n + 1
+            lines.append(f"  %t{n} = {head} {a.ty} {pa[0]}, {pb[0]}")
+            return Val(ty, (f"%t{n}",))
+        count = max(len(pa), len(pb))
+        if len(pa) == 1:
+            pa = pa * count
+        elif len(pb) == 1:
+            pb = pb * count
+        elif len(pa) != len(pb):
+            raise ValueError(f"bundles of {len(pa)} and {len(pb)} in one operation of @{self.name}")
+        results = []
+        for left, right in zip(pa, pb):
+            n += 1
+            lines.append(f"  %t{n} = {head} {a.ty} {left}, {right}")
+            results.append(f"%t{n}")
+        self._next = n
+        return Val(ty, tuple(results))
+
+    # -- arithmetic ------------------------------------------------------------------------------
+
+    def _floating(self, op: str, a: Operand, b: Operand, flags: str) -> Val:
+        left, right = self._pair(a, b)
+        return self._binary(f"{op} {flags}" if flags else op, left, right, left.ty)
+
+    def fadd(self, a: Operand, b: Operand, flags: str = "") -> Val:
+        return self._floating("fadd", a, b, flags)
+
+    def fsub(self, a: Operand, b: Operand, flags: str = "") -> Val:
+        return self._floating("fsub", a, b, flags)
+
+    def fmul(self, a: Operand, b: Operand, flags: str = "") -> Val:
+        return self._floating("fmul", a, b, flags)
+
+    def fdiv(self, a: Operand, b: Operand, flags: str = "") -> Val:
+        return self._floating("fdiv", a, b, flags)
+
+    def frem(self, a: Operand, b: Operand, flags: str = "") -> Val:
+        return self._floating("frem", a, b, flags)
+
+    def fneg(self, a: Val) -> Val:
+        return self._each(a.ty, f"fneg {a.ty} {{}}", [a])
+
+    def fma(self, a: Operand, b: Operand, c: Operand) -> Val:
+        """a * b + c, rounded once."""
+        a, b = self._pair(a, b)
+        a, c = self._pair(a, c)
+        ty = a.ty
+        template = self._templates.get(("fma", ty))
+        if template is None:
+            name = f"llvm.fma.{_suffix(ty)}"
+            self.module.declare(name, ty, [ty] * 3)
+            template = f"call {ty} @{name}({ty} {{}}, {ty} {{}}, {ty} {{}})"
+            self._templates["fma", ty] = template
+        return self._each(ty, template, [a, b, c])
+
+    def _as(self, ty: str, value: Operand) -> Val:
+        return value if isinstance(value, Val) else const(ty, value)
+
+    def _integer(self, op: str, a: Operand, b: Operand, flags: str = "") -> Val:
+        left, right = self._pair(a, b)
+        if left.ty == "i64":
+            x, y = left.literal, right.literal
+            if x is not None and y is not None and not (y == 0 and op in _DIVISIONS):
+                return const("i64", _INT_FOLDS[op](x, y))
+            if y is not None and _NEUTRAL.get(op) == y:
+                return left
+            if x is not None and op in _COMMUTATIVE and _NEUTRAL[op] == x:
+                return right
+            if op == "mul" and 0 in (x, y):
+                return const("i64", 0)
+        return self._binary(f"{op} {flags}" if flags else op, left, right, left.ty)
+
+    def add(self, a: Operand, b: Operand, flags: str = "") -> Val:
+        return self._integer("add", a, b, flags)
+
+    def sub(self, a: Operand, b: Operand, flags: str = "") -> Val:
+        return self._integer("sub", a, b, flags)
+
+    def mul(self, a: Operand, b: Operand, flags: str = "") -> Val:
+        return self._integer("mul", a, b, flags)
+
+    def sdiv(self, a: Operand, b: Operand) -> Val:
+        return self._integer("sdiv", a, b)
+
+    def udiv(self, a: Operand, b: Operand) -> Val:
+        return self._integer("udiv", a, b)
+
+    def srem(self, a: Operand, b: Operand) -> Val:
+        return self._integer("srem", a, b)
+
+    def urem(self, a: Operand, b: Operand) -> Val:
+        return self._integer("urem", a, b)
+
+    def and_(self, a: Operand, b: Operand) -> Val:
+        return self._integer("and", a, b)
+
+    def or_(self, a: Operand, b: Operand) -> Val:
+        return self._integer("or", a, b)
+
+    def xor(self, a: Operand, b: Operand) -> Val:
+        return self._integer("xor", a, b)
+
+    def shl(self, a: Operand, b: Operand) -> Val:
+        return self._integer("shl", a, b)
+
+    def lshr(self, a: Operand, b: Operand) -> Val:
+        return self._integer("lshr", a, b)
+
+    def ashr(self, a: Operand, b: Operand) -> Val:
+        return self._integer("ashr", a, b)
+
+    def smin(self, a: Operand, b: Operand) -> Val:
+        return self._extreme("llvm.smin", min, a, b)
+
+    def smax(self, a: Operand, b: Operand) -> Val:
+        return self._extreme("llvm.smax", max, a, b)
+
+    def _extreme(self, name: str, fold: Callable[[int, int], int], a: Operand, b: Operand) -> Val:
+        left, right = self._pair(a, b)
+        x, y = left.literal, right.literal
+        if x is not None and y is not None:
+            return const(left.ty, fold(x, y))
+        return self.intrinsic(name, [left, right], left.ty)
+
+    def icmp(self, predicate: str, a: Operand, b: Operand) -> Val:
+        left, right = self._pair(a, b)
+        x, y = left.literal, right.literal
+        if x is not None and y is not None:
+            return const("i1", _COMPARE_FOLDS[predicate](x, y))
+        return self._binary(f"icmp {predicate}", left, right, vec("i1", left.lanes))
+
+    def fcmp(self, predicate: str, a: Operand, b: Operand) -> Val:
+        left, right = self._pair(a, b)
+        return self._binary(f"fcmp {predicate}", left, right, vec("i1", left.lanes))
+
+    def select(self, condition: Val, a: Operand, b: Operand) -> Val:
+        left, right = self._pair(a, b)
+        known = condition.literal
+        if known is not None:
+            return left if known else right
+        template = f"select {condition.ty} {{}}, {left.ty} {{}}, {left.ty} {{}}"
+        return self._each(left.ty, template, [condition, left, right])
+
+    def cast(self, op: str, v: Val, elem: str) -> Val:
+        """Converts each lane with an LLVM cast, or with a saturating fptosi.sat / fptoui.sat."""
+        ty = vec(elem, v.lanes)
+        if op in ("fptosi.sat", "fptoui.sat"):
+            return self.intrinsic(f"llvm.{op}", [v], ty)
+        if ty == v.ty and op == "bitcast":
+            return v
+        known = v.literal
+        if known is not None and op in ("sext", "trunc"):
+            return const(ty, known)
+        return self._each(ty, f"{op} {v.ty} {{}} to {ty}", [v])
+
+    def bitcast(self, v: Val, ty: str) -> Val:
+        """The same bits as another type, whose number of lanes may differ."""
+        return v if ty == v.ty else self._each(ty, f"bitcast {v.ty} {{}} to {ty}", [v])
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def _hint(self, nontemporal: bool) -> str:
+        return f", !nontemporal {self.module.metadata('!{i32 1}')}" if nontemporal else ""
+
+    def load(
+        self,
+        ty: str,
+        ptr: Val,
+        align: int,
+        nontemporal: bool = False,
+        ordering: str = "",
+        suffix: str = "",
+    ) -> Val:
+        """Loads a value; `ordering` makes it atomic, `suffix` adds metadata (see alias_domain)."""
+        head = f"load atomic {ty}" if ordering else f"load {ty}"
+        tail = f" {ordering}" if ordering else ""
+        template = f"{head}, ptr {{}}{tail}, align {align}{self._hint(nontemporal)}{suffix}"
+        return self._each(ty, template, [ptr])
+
+    def store(
+        self,
+        v: Val,
+        ptr: Val,
+        align: int,
+        nontemporal: bool = False,
+        ordering: str = "",
+        suffix: str = "",
+    ) -> None:
+        """Stores a value; `ordering` makes it atomic, `suffix` adds metadata (see alias_domain)."""
+        head = f"store atomic {v.ty}" if ordering else f"store {v.ty}"
+        tail = f" {ordering}" if ordering else ""
+        template = f"{head} {{}}, ptr {{}}{tail}, align {align}{self._hint(nontemporal)}{suffix}"
+        self._each_void(template, [v, ptr])
+
+    def masked_load(self, ty: str, ptr: Val, mask: Val, passthru: Operand, align: int) -> Val:
+        """Loads the lanes where the mask is set; the others come from passthru."""
+        args = [ptr, mask, self._as(ty, passthru)]
+        return self.intrinsic("llvm.masked.load", args, ty, arg_attrs={0: f"align {align}"})
+
+    def masked_store(self, v: Val, ptr: Val, mask: Val, align: int) -> None:
+        """Stores the lanes where the mask is set."""
+        args = [v, ptr, mask]
+        self.intrinsic("llvm.masked.store", args, "void", arg_attrs={1: f"align {align}"})
+
+    def masked_gather(
+        self, ty: str, ptrs: Val, mask: Val, passthru: Operand, align: int = 1
+    ) -> Val:
+        """Loads each lane from its own address where the mask is set."""
+        args = [ptrs, mask, self._as(ty, passthru)]
+        return self.intrinsic("llvm.masked.gather", args, ty, arg_attrs={0: f"align {align}"})
+
+    def masked_scatter(self, v: Val, ptrs: Val, mask: Val, align: int = 1) -> None:
+        """Stores each lane to its own address where the mask is set."""
+        args = [v, ptrs, mask]
+        self.intrinsic("llvm.masked.scatter", args, "void", arg_attrs={1: f"align {align}"})
+
+    def gep(self, elem: str, ptr: Val, offset: Operand, inbounds: bool = True) -> Val:
+        """The address `offset` elements after ptr; a vector offset gives a vector of addresses."""
+        index = self._index(offset)
+        if index.literal == 0:
+            return ptr
+        flag = "inbounds " if inbounds else ""
+        ty = vec("ptr", max(ptr.lanes, index.lanes))
+        template = f"getelementptr {flag}{elem}, {ptr.ty} {{}}, {index.ty} {{}}"
+        return self._each(ty, template, [ptr, index])
+
+    def alloca(self, ty: str, count: int = 1, align: int = 64) -> Val:
+        """Stack memory, reserved once in the entry block wherever this is called."""
+        name = self._fresh()
+        self._allocas.append(f"  {name} = alloca {ty}, i64 {count}, align {align}")
+        return Val("ptr", (name,))
+
+    def prefetch(self, ptr: Val, write: bool = False, locality: int = 3) -> None:
+        """Asks for a cache line ahead of its use; locality 3 keeps it in the first level."""
+        hints = [const("i32", int(write)), const("i32", locality), const("i32", 1)]
+        self.intrinsic("llvm.prefetch", [ptr, *hints], "void")
+
+    def memcpy(self, dst: Val, src: Val, size: Operand) -> None:
+        args = [dst, src, self._index(size), const("i1", False)]
+        self.intrinsic("llvm.memcpy", args, "void")
+
+    def memset(self, dst: Val, byte: Operand, size: Operand) -> None:
+        args = [dst, self._as("i8", byte), self._index(size), const("i1", False)]
+        self.intrinsic("llvm.memset", args, "void")
+
+    def fence(self, ordering: str = "seq_cst") -> None:
+        self._lines.append(f"  fence {ordering}")
+
+    def atomic_rmw(self, op: str, ptr: Val, v: Val, ordering: str = "seq_cst") -> Val:
+        """Applies `op` (add, xchg, fadd, ...) to memory atomically. Returns the old value."""
+        return self._each(v.ty, f"atomicrmw {op} ptr {{}}, {v.ty} {{}} {ordering}", [ptr, v])
+
+    def compare_exchange(
+        self, ptr: Val, expected: Val, new: Val, ordering: str = "seq_cst"
+    ) -> tuple[Val, Val]:
+        """Atomic compare and swap. Returns the old value and whether it was swapped."""
+        ty = expected.ty
+        template = f"cmpxchg ptr {{}}, {ty} {{}}, {ty} {{}} {ordering} monotonic"
+        pair = self._each(f"{{{ty}, i1}}", template, [ptr, expected, new])
+        old = self._each(ty, f"extractvalue {{{{{ty}, i1}}}} {{}}, 0", [pair])
+        return old, self._each("i1", f"extractvalue {{{{{ty}, i1}}}} {{}}, 1", [pair])
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def call(
+        self, ret: str, callee: str | Val, args: Sequence[Val], attrs: str = "", flags: str = ""
+    ) -> Val:
+        """Calls a function by name (declared when unknown) or by address."""
+        types = [arg.ty for arg in args]
+        if isinstance(callee, str):
+            if callee not in self._callees:
+                self._callees.add(callee)
+                self.module.declare(callee, ret, types)
+            target, operands = f"@{callee}", list(args)
+        else:
+            target, operands = "{}", [callee, *args]
+        formals = ", ".join(f"{ty} {{}}" for ty in types)
+        template = f"{ret} {target}({formals})"
+        if flags:
+            template = f"{flags} {template}"
+        template = f"call {template} {attrs}".rstrip()
+        if ret == "void":
+            self._each_void(template, operands)
+            return Val("void", ())
+        if not operands:
+            name = self._fresh()
+            self._lines.append(f"  {name} = {template}")
+            return Val(ret, (name,))
+        return self._each(ret, template, operands)
+
+    def intrinsic(
+        self,
+        name: str,
+        args: Sequence[Val],
+        ret: str,
+        flags: str = "",
+        arg_attrs: dict[int, str] | None = None,
+    ) -> Val:
+        """Calls an LLVM intrinsic by its base name; the suffix for the types is added."""
+        mangling = _MANGLING.get(name, ("r",))
+        full = name
+        for which in mangling:
+            full += "." + _suffix(ret if isinstance(which, str) else args[which].ty)
+        if arg_attrs is None:
+            return self.call(ret, full, args, flags=flags)
+        if full not in self._callees:
+            self._callees.add(full)
+            self.module.declare(full, ret, [arg.ty for arg in args])
+        formals = ", ".join(
+            f"{arg.ty} {arg_attrs[i]} {{}}" if i in arg_attrs else f"{arg.ty} {{}}"
+            for i, arg in enumerate(args)
+        )
+        template = f"call {ret} @{full}({formals})"
+        if ret == "void":
+            self._each_void(template, args)
+            return Val("void", ())
+        return self._each(ret, template, args)
+
+    def fabs(self, v: Val) -> Val:
+        return self.intrinsic("llvm.fabs", [v], v.ty)
+
+    def sqrt(self, v: Val) -> Val:
+        return self.intrinsic("llvm.sqrt", [v], v.ty)
+
+    def copysign(self, magnitude: Operand, sign: Val) -> Val:
+        return self.intrinsic("llvm.copysign", [self._as(sign.ty, magnitude), sign], sign.ty)
+
+    # -- vectors ---------------------------------------------------------------------------------
+
+    def const(self, ty: str, value: float | bool) -> Val:
+        """An exact literal; the same in all lanes of a vector type."""
+        return const(ty, value)
+
+    def iota(self, ty: str) -> Val:
+        """The vector <0, 1, 2, ...>."""
+        return iota(ty)
+
+    def splat(self, v: Operand, lanes: int) -> Val:
+        """A vector with a scalar in every lane (the scalar itself for one lane)."""
+        v = self._index(v)
+        if lanes == 1:
+            return v
+        ty = vec(v.elem, lanes)
+        if all(part[0] not in "%@" for part in v.parts):
+            return Val(ty, tuple(f"splat ({v.ty} {part})" for part in v.parts))
+        first = self._each(ty, f"insertelement {ty} poison, {v.ty} {{}}, i64 0", [v])
+        template = f"shufflevector {ty} {{}}, {ty} poison, <{lanes} x i32> zeroinitializer"
+        return self._each(ty, template, [first])
+
+    def insert(self, v: Val, scalar: Operand, index: Operand) -> Val:
+        """The vector with one lane replaced."""
+        item, at = self._as(v.elem, scalar), self._index(index)
+        template = f"insertelement {v.ty} {{}}, {item.ty} {{}}, {at.ty} {{}}"
+        return self._each(v.ty, template, [v, item, at])
+
+    def extract(self, v: Val, index: Operand) -> Val:
+        """One lane of a vector (a scalar is its own only lane)."""
+        if v.lanes == 1:
+            return v
+        at = self._index(index)
+        return self._each(v.elem, f"extractelement {v.ty} {{}}, {at.ty} {{}}", [v, at])
+
+    def shuffle(self, a: Val, b: Val | None, mask: Sequence[int]) -> Val:
+        """Picks lanes of a, then of b (poison when None); -1 leaves a lane undefined."""
+        other = b if b is not None else Val(a.ty, ("poison",))
+        if len(mask) == 1:
+            lane = mask[0]
+            return self.extract(a, lane) if lane < a.lanes else self.extract(other, lane - a.lanes)
+        lanes = ", ".join("i32 poison" if lane < 0 else f"i32 {lane}" for lane in mask)
+        template = f"shufflevector {a.ty} {{}}, {a.ty} {{}}, <{len(mask)} x i32> <{lanes}>"
+        return self._each(vec(a.elem, len(mask)), template, [a, other])
+
+    def reduce(self, kind: str, v: Val) -> Val:
+        """Combines the lanes of a vector: add mul and or xor smax ... fadd fmul fmax fminimum ..."""
+        if v.lanes == 1:
+            return v
+        name = f"llvm.vector.reduce.{kind}"
+        if kind in ("fadd", "fmul"):
+            # Any order of summation will do, so that it becomes a tree of shuffles.
+            start = const(v.elem, -0.0 if kind == "fadd" else 1.0)
+            return self._reduction(name, [start, v], v, "reassoc")
+        return self._reduction(name, [v], v, "")
+
+    def _reduction(self, name: str, args: Sequence[Val], v: Val, flags: str) -> Val:
+        return self.call(v.elem, f"{name}.{_suffix(v.ty)}", args, flags=flags)
+
+    def fold(self, combine: Callable[[Val, Val], Val], v: Val) -> Val:
+        """Combines the parts of a bundle into one value, as a balanced tree."""
+        values = v.split()
+        while len(values) > 1:
+            pairs = [combine(a, b) for a, b in zip(values[::2], values[1::2])]
+            values = pairs + ([values[-1]] if len(values) % 2 else [])
+        return values[0]
+
+    # -- control flow ----------------------------------------------------------------------------
+
+    def new_label(self, hint: str = "block") -> str:
+        self._next += 1
+        return f"{hint}{self._next}"
+
+    def start_block(self, label: str) -> None:
+        self._lines.append(f"{label}:")
+        self.block = label
+
+    def br(self, label: str, suffix: str = "") -> None:
+        self._lines.append(f"  br label %{label}{suffix}")
+
+    def cond_br(self, condition: Val, then: str, orelse: str) -> None:
+        self._lines.append(f"  br i1 {condition.text}, label %{then}, label %{orelse}")
+
+    def ret(self, v: Val | None = None) -> None:
+        self._lines.append("  ret void" if v is None else f"  ret {v.ty} {v.text}")
+
+    def unreachable(self) -> None:
+        self._lines.append("  unreachable")
+
+    def comment(self, text: str) -> None:
+        self._lines.extend(f"  ; {line}" for line in text.splitlines())
+
+    def phi(self, incoming: Sequence[tuple[Val, str]]) -> Val:
+        """The value that came with the block we arrived from."""
+        ty = incoming[0][0].ty
+        count = max(value.count for value, _ in incoming)
+        results = []
+        for i in range(count):
+            name = self._fresh()
+            edges = ", ".join(f"[ {self._part(v, i, count)}, %{label} ]" for v, label in incoming)
+            self._lines.append(f"  {name} = phi {ty} {edges}")
+            results.append(name)
+        return Val(ty, tuple(results))
+
+    def loop(
+        self,
+        lo: Operand,
+        hi: Operand,
+        step: Operand,
+        body: Callable[[Val, list[Val]], Sequence[Val] | None],
+        carried: Sequence[Val] = (),
+    ) -> list[Val]:
+        """Runs body(iv, carried) for iv in range(lo, hi, step), step positive.
+
+        The body returns the new carried values; the loop returns the last ones. A loop known to
+        run at most once is written without a branch.
+        """
+        low, high, stride = (self._index(x) for x in (lo, hi, step))
+        first, last, jump = low.literal, high.literal, stride.literal
+        if first is not None and last is not None:
+            if first >= last:
+                return list(carried)
+            if jump is not None and first + jump >= last:
+                return list(body(low, list(carried)) or ())
+        header, inside, done = (self.new_label(hint) for hint in ("loop", "body", "done"))
+        entered_from = self.block
+        self.br(header)
+        self.start_block(header)
+        iv = Val(low.ty, (self._fresh(),))
+        state = [Val(v.ty, tuple(self._fresh() for _ in v.parts)) for v in carried]
+        phi_at = len(self._lines)
+        self._lines.append("")
+        self.cond_br(self.icmp("slt", iv, high), inside, done)
+        self.start_block(inside)
+        updated = list(body(iv, list(state)) or ())
+        if [v.ty for v in updated] != [v.ty for v in carried]:
+            raise TypeError(
+                f"loop body in @{self.name} returned {[v.ty for v in updated]}, "
+                f"carried are {[v.ty for v in carried]}"
+            )
+        following = self.add(iv, stride, "nsw")
+        latch = self.block
+        self.br(header, f", !llvm.loop {self.module.loop_metadata()}")
+        phis = [(iv, low, following), *zip(state, carried, updated)]
+        self._lines[phi_at] = "\n".join(
+            f"  {name} = phi {var.ty} [ {start.parts[i]}, %{entered_from} ], "
+            f"[ {self._part(new, i, var.count)}, %{latch} ]"
+            for var, start, new in phis
+            for i, name in enumerate(var.parts)
+        )
+        self.start_block(done)
+        return state
+
+    def if_(
+        self,
+        condition: Val,
+        then: Callable[[], object],
+        orelse: Callable[[], object] | None = None,
+    ) -> None:
+        """Runs one of two pieces of code; a condition known now leaves no branch."""
+
+        def run(piece: Callable[[], object] | None) -> list[Val]:
+            if piece is not None:
+                piece()
+            return []
+
+        self._branch(condition, lambda: run(then), None if orelse is None else lambda: run(orelse))
+
+    def if_values(
+        self,
+        condition: Val,
+        then: Callable[[], Sequence[Val]],
+        orelse: Callable[[], Sequence[Val]],
+    ) -> list[Val]:
+        """Like if_, for pieces that return values: the values of the piece that ran."""
+        return self._branch(condition, then, orelse)
+
+    def _branch(
+        self,
+        condition: Val,
+        then: Callable[[], Sequence[Val]],
+        orelse: Callable[[], Sequence[Val]] | None,
+    ) -> list[Val]:
+        known = condition.literal
+        if known is not None:
+            piece = then if known else orelse
+            return list(piece()) if piece is not None else []
+        yes, join = self.new_label("then"), self.new_label("join")
+        no = self.new_label("else") if orelse is not None else join
+        self.cond_br(condition, yes, no)
+        self.start_block(yes)
+        from_then = list(then())
+        then_end = self.block
+        self.br(join)
+        from_else: list[Val] = []
+        else_end = ""
+        if orelse is not None:
+            self.start_block(no)
+            from_else = list(orelse())
+            else_end = self.block
+            self.br(join)
+        self.start_block(join)
+        if [v.ty for v in from_then] != [v.ty for v in from_else]:
+            raise TypeError(f"the two sides of a branch in @{self.name} return different types")
+        return [self.phi([(a, then_end), (b, else_end)]) for a, b in zip(from_then, from_else)]

@@ -1,0 +1,111 @@
+"""Runs tensor expressions in numpy: every element from its definition, no schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.index import Var, evaluate
+from terrazzo.loop.interpret import apply, convert
+from terrazzo.scalar import (
+    REDUCTIONS,
+    Axis,
+    Call,
+    Const,
+    FromIndex,
+    Load,
+    Reduce,
+    Scalar,
+    children,
+)
+
+
+def run(program: Program, arrays: Sequence[np.ndarray],
+        dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """The outputs of a program for the given inputs and sizes."""
+    memory: dict[Tensor, np.ndarray] = dict(zip(program.inputs, arrays, strict=True))
+    with np.errstate(all="ignore"):
+        for stage in program.stages:
+            memory[stage] = compute_tensor(stage, memory, dims)
+    return [memory[t] for t in program.outputs]
+
+
+def compute_tensor(tensor: Tensor, memory: Mapping[Tensor, np.ndarray],
+                   dims: Mapping[Var, int]) -> np.ndarray:
+    """All elements of one computed tensor."""
+    shape = tuple(int(evaluate(n, dict(dims))) for n in tensor.shape)
+    grids: dict[Var, Any] = dict(dims)
+    rank = len(shape)
+    for d, (axis, size) in enumerate(zip(tensor.axes, shape, strict=True)):
+        grids[axis.var] = np.arange(size).reshape((size,) + (1,) * (rank - d - 1))
+    assert tensor.body is not None
+    value = _evaluate(tensor.body, grids, memory, rank, {})
+    return np.array(np.broadcast_to(convert(value, tensor.dtype), shape))
+
+
+def _evaluate(node: Scalar, env: dict[Var, Any], memory: Mapping[Tensor, np.ndarray],
+              rank: int, done: dict[int, Any]) -> Any:
+    if id(node) in done:
+        return done[id(node)]
+    if isinstance(node, Reduce):
+        result = _reduce(node, env, memory, rank)
+    elif isinstance(node, Const):
+        result = np.asarray(node.value).astype(node.dtype.np)
+    elif isinstance(node, FromIndex):
+        result = np.asarray(evaluate(node.index, env)).astype(node.dtype.np)
+    elif isinstance(node, Load):
+        array = memory[node.source]
+        if array.size == 0:
+            result = np.zeros((1,) * rank, array.dtype)
+        else:
+            places = []
+            for d, index in enumerate(node.indices):
+                at = (_evaluate(index, env, memory, rank, done) if isinstance(index, Scalar)
+                      else evaluate(index, env))
+                places.append(np.clip(at, 0, array.shape[d] - 1))
+            result = array[tuple(places)] if places else array[()]
+    else:
+        assert isinstance(node, Call)
+        args = [_evaluate(a, env, memory, rank, done) for a in children(node)]
+        result = apply(node, args)
+    done[id(node)] = result
+    return result
+
+
+def _reduce(node: Reduce, env: dict[Var, Any], memory: Mapping[Tensor, np.ndarray],
+            rank: int) -> Any:
+    """Reduction axes become leading dimensions; a range that depends on others is masked."""
+    inner = dict(env)
+    mask: Any = None
+    count = len(node.axes)
+    sizes = []
+    for d, axis in enumerate(node.axes):
+        low, high = _range(axis, inner)
+        sizes.append(max(high - low, 0))
+        lead = (max(high - low, 0),) + (1,) * (count - d - 1 + rank)
+        grid = np.arange(low, low + sizes[-1]).reshape(lead)
+        inner[axis.var] = grid
+        ragged_lo, ragged_hi = evaluate(axis.lo, inner), evaluate(axis.hi, inner)
+        if np.ndim(ragged_lo) or np.ndim(ragged_hi):
+            inside = (grid >= ragged_lo) & (grid < ragged_hi)
+            mask = inside if mask is None else mask & inside
+    value = convert(_evaluate(node.value, inner, memory, rank + count, {}), node.dtype)
+    row = REDUCTIONS[node.op]
+    identity = np.asarray(row.identity(node.dtype)).astype(node.dtype.np)
+    tail = np.shape(value)[-rank:] if rank and np.ndim(value) else (1,) * rank
+    tail = (1,) * (rank - len(tail)) + tuple(tail)
+    value = np.broadcast_to(value, np.broadcast_shapes(np.shape(value), (*sizes, *tail)))
+    if mask is not None:
+        value = np.where(mask, value, identity)
+    if 0 in sizes:
+        return np.full(value.shape[count:], identity)
+    for _ in range(count):
+        value = row.numpy(value, axis=0)
+    return convert(value, node.dtype)
+
+
+def _range(axis: Axis, env: Mapping[Var, Any]) -> tuple[int, int]:
+    return int(np.min(evaluate(axis.lo, dict(env)))), int(np.max(evaluate(axis.hi, dict(env))))

@@ -1,0 +1,284 @@
+"""Tensor expressions: `Tensor` (an input, or computed element by element) and `Program`.
+
+    softmax_max[i] = max(k in 0..n: x[i, k])
+
+A program is a list of tensors in the order they are computed; fusing two tensors is composing
+their bodies. Nothing here says how loops run: that is the schedule's part.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from terrazzo.dtypes import DType, as_dtype, float32
+from terrazzo.errors import RankError
+from terrazzo.index import Index, IndexExpr, Var, free_vars, substitute
+from terrazzo.scalar import (
+    Axis,
+    Load,
+    Reduce,
+    Scalar,
+    as_scalar,
+    format_shared,
+    loads,
+    rewrite,
+    substitute_indices,
+    walk,
+)
+from terrazzo.shapes import Shape, contiguous_strides, dims_text
+
+_counter = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """An input (no body) or a tensor whose element at `axes` is `body`."""
+
+    name: str
+    shape: Shape
+    dtype: DType
+    axes: tuple[Axis, ...] = ()
+    body: Scalar | None = None
+    strides: tuple[Index, ...] | None = None  # in elements; None is row major
+    origin: str = ""  # the operator it comes from
+
+    def __getitem__(self, indices: Any) -> Load:
+        if not isinstance(indices, tuple):
+            indices = (indices,)
+        if len(indices) != len(self.shape):
+            raise RankError(f"{self.name} has {len(self.shape)} dimensions, got {len(indices)} "
+                            "indices")
+        return Load(self.dtype, self, tuple(
+            i.var if isinstance(i, Axis) else i for i in indices))
+
+    @property
+    def is_input(self) -> bool:
+        return self.body is None
+
+    def flat(self, indices: Sequence[Index | Scalar]) -> Index | Scalar:
+        """The address of an element, in elements from the start."""
+        strides = self.strides or contiguous_strides(self.shape)
+        if any(isinstance(i, Scalar) for i in indices):
+            total: Any = as_scalar(0)
+            for i, stride in zip(indices, strides, strict=True):
+                term = i if isinstance(i, Scalar) else as_scalar(_as_expr(i))
+                total = total + term * as_scalar(_as_expr(stride))
+            return total
+        address: Index = 0
+        for i, stride in zip(indices, strides, strict=True):
+            address = address + i * stride  # type: ignore[operator]
+        return address
+
+    def __str__(self) -> str:
+        return format_tensor(self)
+
+
+def _as_expr(value: Index) -> Any:
+    return value if isinstance(value, IndexExpr) else int(value)
+
+
+def placeholder(shape: Iterable[Index], dtype: Any = float32, name: str | None = None) -> Tensor:
+    """An input of a program."""
+    return Tensor(name or f"in{next(_counter)}", tuple(shape), as_dtype(dtype))
+
+
+def fresh_axis(name: str, hi: Index, lo: Index = 0) -> Axis:
+    """An iteration variable of its own for `lo <= var < hi`."""
+    top = hi if isinstance(hi, int) else None
+    return Axis(Var(name, lo if isinstance(lo, int) else 0,
+                    None if top is None else max(top - 1, 0)), lo, hi)
+
+
+_LETTERS = "ijlmpqrstuvw"
+
+
+def axes_for(shape: Shape) -> tuple[Axis, ...]:
+    """The canonical axes of a shape. Tensors of one shape share them, so fusion shares terms."""
+    return tuple(fresh_axis(_LETTERS[d] if d < len(_LETTERS) else f"i{d}", n)
+                 for d, n in enumerate(shape))
+
+
+def compute(shape: Iterable[Index], element: Callable[..., Any], *, name: str | None = None,
+            dtype: Any = None, origin: str = "") -> Tensor:
+    """A tensor given by a function from its indices to the value there."""
+    shape = tuple(shape)
+    axes = axes_for(shape)
+    like = None if dtype is None else as_dtype(dtype)
+    body = as_scalar(element(*(a.var for a in axes)), like)
+    return Tensor(name or f"t{next(_counter)}", shape, body.dtype, axes, body, origin=origin)
+
+
+def reduce_axis(extent: Index, name: str = "k") -> Axis:
+    """An axis to reduce over; give it to `scalar.reduce`."""
+    return fresh_axis(name, extent)
+
+
+# ---------------------------------------------------------------- composition
+def inline(body: Scalar, producers: Mapping[Tensor, Scalar | None]) -> Scalar:
+    """Replace loads of the given tensors by their (already inlined) bodies: fusion."""
+    memo: dict[tuple[Any, ...], Scalar] = {}
+
+    def visit(node: Scalar) -> Scalar | None:
+        if not isinstance(node, Load) or node.source not in producers:
+            return None
+        source: Tensor = node.source
+        key = (source, *(id(i) if isinstance(i, Scalar) else i for i in node.indices))
+        if key not in memo:
+            definition = producers[source]
+            assert definition is not None
+            table: dict[Var, Any] = {}
+            for axis, index in zip(source.axes, node.indices, strict=True):
+                if index is not axis.var:
+                    table[axis.var] = index
+            memo[key] = substitute_any(definition, table)
+        return memo[key]
+
+    return drop_round_trips(rewrite(body, visit))
+
+
+def substitute_any(root: Scalar, table: Mapping[Var, Any]) -> Scalar:
+    """Replace index variables by indices or by scalars (a computed index)."""
+    computed = {v: s for v, s in table.items() if isinstance(s, Scalar)}
+    plain = {v: s for v, s in table.items() if not isinstance(s, Scalar)}
+    root = _rename_reductions(root, plain)
+    if plain:
+        root = substitute_indices(root, plain)
+    if not computed:
+        return root
+    from terrazzo.scalar import FromIndex
+
+    def visit(node: Scalar) -> Scalar | None:
+        if isinstance(node, FromIndex):
+            return index_to_scalar(node.index, computed)
+        if isinstance(node, Load):
+            return Load(node.dtype, node.source, tuple(
+                i if isinstance(i, Scalar) or not (free_vars(i) & computed.keys())
+                else index_to_scalar(i, computed) for i in node.indices))
+        return None
+
+    return rewrite(root, visit)
+
+
+def index_to_scalar(index: Index, values: Mapping[Var, Scalar]) -> Scalar:
+    """An index expression whose variables may be computed values, as scalar arithmetic."""
+    from terrazzo.index import Algebra, interpret
+    from terrazzo.scalar import call
+
+    return interpret(index, Algebra[Scalar](
+        constant=as_scalar,
+        variable=lambda var: values[var] if var in values else as_scalar(var),
+        add=lambda a, b: call("add", a, b),
+        multiply=lambda a, b: call("mul", a, b),
+        floordiv=lambda a, b: call("floordiv", a, b),
+        mod=lambda a, b: call("mod", a, b),
+        minimum=lambda a, b: call("min", a, b),
+        maximum=lambda a, b: call("max", a, b),
+    ))
+
+
+def _rename_reductions(root: Scalar, table: Mapping[Var, Index]) -> Scalar:
+    """Give reduction axes new names where a substituted index would capture them."""
+    incoming = {v for index in table.values() for v in free_vars(index)}
+    clash = {a.var: a for n in walk(root) if isinstance(n, Reduce) for a in n.axes
+             if a.var in incoming}
+    if not clash:
+        return root
+    fresh = {var: Var(f"{var.name}{next(_counter)}", var.lo, var.hi) for var in clash}
+
+    def visit(node: Scalar) -> Scalar | None:
+        if isinstance(node, Reduce):
+            axes = tuple(Axis(fresh.get(a.var, a.var), a.lo, a.hi) for a in node.axes)
+            return Reduce(node.dtype, node.op, axes, node.value)
+        return None
+
+    return rewrite(substitute_indices(root, fresh), visit)
+
+
+def drop_round_trips(root: Scalar) -> Scalar:
+    """`f32(bf16(x))` is x inside a kernel: half types are for storage, arithmetic is float32."""
+    from terrazzo.scalar import Call
+
+    def visit(node: Scalar) -> Scalar | None:
+        if isinstance(node, Call) and node.op == "cast":
+            inner = node.args[0]
+            if isinstance(inner, Call) and inner.op == "cast" and inner.dtype.is_float:
+                first = inner.args[0]
+                if first.dtype is node.dtype and inner.dtype.compute is node.dtype:
+                    return first
+        return None
+
+    return rewrite(root, visit)
+
+
+# ---------------------------------------------------------------- programs
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A fused group: inputs, the tensors that are computed in order, and those that leave it."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    stages: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    kind: str = "pointwise"  # pointwise | rows | contraction | attention | opaque
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dims(self) -> tuple[Var, ...]:
+        """The symbolic sizes it depends on, by name."""
+        found: set[Var] = set()
+        for tensor in (*self.inputs, *self.stages):
+            for index in (*tensor.shape, *(tensor.strides or ())):
+                found |= free_vars(index)
+            for axis in reduction_axes(tensor):
+                found |= free_vars(axis.lo) | free_vars(axis.hi)
+        found -= {a.var for t in self.stages for a in (*t.axes, *reduction_axes(t))}
+        return tuple(sorted(found, key=lambda v: v.name))
+
+    def __str__(self) -> str:
+        return format_program(self)
+
+
+def reduction_axes(tensor: Tensor) -> list[Axis]:
+    """All axes a tensor's body reduces over."""
+    if tensor.body is None:
+        return []
+    return [a for n in walk(tensor.body) if isinstance(n, Reduce) for a in n.axes]
+
+
+def reads(tensor: Tensor) -> list[Tensor]:
+    """The tensors a tensor's body loads, each once."""
+    if tensor.body is None:
+        return []
+    return list(dict.fromkeys(load.source for load in loads(tensor.body)))
+
+
+def substitute_shape(shape: Shape, table: Mapping[Var, Index]) -> Shape:
+    """A shape with symbolic sizes replaced."""
+    return tuple(substitute(n, dict(table)) for n in shape)
+
+
+# ---------------------------------------------------------------- printing
+def format_tensor(tensor: Tensor) -> str:
+    """`y[i, j]: f32[8, 8] = ...`, with shared terms named on lines of their own."""
+    head = f"{tensor.name}: {tensor.dtype.short}{dims_text(tensor.shape)}"
+    if tensor.body is None:
+        strides = "" if tensor.strides is None else f" strides {dims_text(tensor.strides)}"
+        return f"input {head}{strides}"
+    *shared, value = format_shared(tensor.body)
+    axes = ", ".join(str(a.var) for a in tensor.axes)
+    origin = f"  # {tensor.origin}" if tensor.origin else ""
+    lines = [f"{head}{origin}", *("    " + line for line in shared),
+             f"    {tensor.name}[{axes}] = {value}"]
+    return "\n".join(lines)
+
+
+def format_program(program: Program) -> str:
+    """The text form of a fused group."""
+    lines = [f"program {program.name} ({program.kind}):"]
+    for tensor in (*program.inputs, *program.stages):
+        lines += ["  " + line for line in format_tensor(tensor).splitlines()]
+    lines.append("  return " + ", ".join(t.name for t in program.outputs))
+    return "\n".join(lines)

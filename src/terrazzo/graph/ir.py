@@ -1,0 +1,429 @@
+"""The nodes of a graph: `Value`, `Node`, `Graph`, and `Operator`, of which nodes are applications.
+
+Everything is immutable: a graph is its inputs and outputs, the nodes are what lies between, and a
+rewrite builds new values. An operator is defined in one place and everything follows from that:
+a composite one by a body made of other operators, a primitive one by inference of types, a tensor
+expression (or loops), a numpy reference and a gradient rule.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, as_dtype, result_type
+from terrazzo.errors import ArgumentError, TracedControlFlow, UnknownOperator, user_location
+from terrazzo.index import Index, IndexExpr
+from terrazzo.shapes import Shape, dims_text
+
+_serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """The shape and element type of a value."""
+
+    shape: Shape
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"{self.dtype.short}{dims_text(self.shape)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """What an operator means. Calling it traces a node, or runs it when given arrays."""
+
+    name: str
+    signature: inspect.Signature
+    infer: Callable[..., Any] | None = None  # (types..., **attrs) -> TensorType or a tuple of them
+    expr: Callable[..., Any] | None = None  # (L2 tensors..., out=types, **attrs) -> tensor(s)
+    loops: Callable[..., Any] | None = None  # (types..., out=types, **attrs) -> Loop IR builder
+    reference: Callable[..., Any] | None = None  # (arrays..., **attrs) -> array(s)
+    grad: Callable[..., Any] | None = None  # (Gradient context) -> a gradient for each input
+    body: Callable[..., Any] | None = None  # composite: (values..., **attrs) -> value(s)
+    kind: str = "pointwise"  # pointwise | reduce | contract | attention | opaque
+    family: str = ""
+    doc: str = ""
+    unify: bool = False  # Python scalars take the type of the other operands
+    keep_whole: bool = False  # composite with fused kernels of its own: inlined only on demand
+    differentiable: bool = True
+    effects: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def tensor_params(self) -> list[inspect.Parameter]:
+        """Parameters that take tensors: everything before the `*`."""
+        return [p for p in self.signature.parameters.values()
+                if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+
+    @cached_property
+    def attr_params(self) -> list[inspect.Parameter]:
+        """Parameters that take plain data: everything after the `*`."""
+        return [p for p in self.signature.parameters.values() if p.kind == p.KEYWORD_ONLY]
+
+    @cached_property
+    def variadic(self) -> bool:
+        return any(p.kind == p.VAR_POSITIONAL for p in self.tensor_params)
+
+    @property
+    def is_composite(self) -> bool:
+        return self.body is not None
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]
+             ) -> tuple[list[Any], dict[str, Any]]:
+        """Sort a call's arguments into tensors and attributes, with a clear error."""
+        kwargs = dict(kwargs)
+        if self.variadic:
+            if args and isinstance(args[0], (list, tuple)):
+                tensors, rest = list(args[0]), list(args[1:])
+            else:
+                tensors, rest = list(args), []
+        else:
+            count = len(self.tensor_params)
+            tensors, rest = list(args[:count]), list(args[count:])
+            for param in self.tensor_params[len(tensors):]:
+                if param.name in kwargs:
+                    tensors.append(kwargs.pop(param.name))
+                elif param.default is not param.empty:
+                    tensors.append(param.default)
+                else:
+                    raise ArgumentError(f"{self.name}{self.signature} misses its argument "
+                                        f"{param.name!r}", where=user_location())
+        attrs = {p.name: p.default for p in self.attr_params if p.default is not p.empty}
+        free = [p.name for p in self.attr_params if p.name not in kwargs]
+        if len(rest) > len(free):
+            raise ArgumentError(f"{self.name}{self.signature} got {len(rest) - len(free)} "
+                                "arguments too many", where=user_location())
+        attrs.update(zip(free, rest, strict=False))
+        for name, value in kwargs.items():
+            if all(p.name != name for p in self.attr_params):
+                raise ArgumentError(f"{self.name}{self.signature} has no argument {name!r}",
+                                    where=user_location())
+            attrs[name] = value
+        for param in self.attr_params:
+            if param.name not in attrs:
+                raise ArgumentError(f"{self.name}{self.signature} misses its argument "
+                                    f"{param.name!r}", where=user_location())
+        return tensors, attrs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors, attrs = self.bind(args, kwargs)
+        if tracing() or any(isinstance(t, Value) for t in tensors) or _symbolic(attrs):
+            return apply(self, tensors, attrs)
+        return run_eagerly(self, tensors, attrs)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}{self.signature}>"
+
+
+def _symbolic(attrs: Mapping[str, Any]) -> bool:
+    return any(isinstance(v, IndexExpr) or (isinstance(v, tuple) and any(
+        isinstance(x, IndexExpr) for x in v)) for v in attrs.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One application of an operator."""
+
+    op: Operator
+    inputs: tuple[Value | None, ...]
+    attrs: Mapping[str, Any]
+    types: tuple[TensorType, ...]
+    where: str = ""
+    serial: int = field(default_factory=lambda: next(_serial))
+
+    @cached_property
+    def outputs(self) -> tuple[Value, ...]:
+        return tuple(Value(t, self, i) for i, t in enumerate(self.types))
+
+
+class Value:
+    """A tensor in a graph: an input, or an output of a node. Behaves like an array in a trace."""
+
+    __slots__ = ("__weakref__", "index", "name", "node", "type")
+    __array_priority__ = 1000
+    __array_ufunc__ = None  # numpy arrays on the left leave the operation to us
+    __hash__ = object.__hash__
+
+    def __init__(self, type: TensorType, node: Node | None = None, index: int = 0, name: str = ""):
+        self.type, self.node, self.index, self.name = type, node, index, name
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+    def __repr__(self) -> str:
+        return f"<traced {self.type}{' ' + self.name if self.name else ''}>"
+
+    def __len__(self) -> int:
+        if self.ndim and isinstance(self.shape[0], int):
+            return self.shape[0]
+        raise TracedControlFlow(f"len() of a traced value of type {self.type}",
+                                where=user_location(), hint="use x.shape[0], which may be symbolic")
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def _no_python_value(self, what: str) -> Any:
+        raise TracedControlFlow(
+            f"{what} needs the value of a traced tensor of type {self.type}, which is not known "
+            "while tracing", where=user_location(),
+            hint="use tz.where(condition, a, b) to choose elements, tz.cond, tz.while_loop or "
+                 "tz.scan for control flow that depends on values")
+
+    def __bool__(self) -> bool:
+        return self._no_python_value("Python's if, while, and, or, not")
+
+    def __int__(self) -> int:
+        return self._no_python_value("int()")
+
+    def __index__(self) -> int:
+        return self._no_python_value("using it as a Python index")
+
+    def __float__(self) -> float:
+        return self._no_python_value("float()")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._no_python_value("a numpy function")
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A DAG of operators between inputs and outputs."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node that an output needs, producers first, in the order of creation."""
+        seen: dict[Node, None] = {}
+        stack: list[tuple[Node, bool]] = [(v.node, False) for v in reversed(self.outputs)
+                                               if v.node is not None]
+        while stack:
+            node, expanded = stack.pop()
+            if expanded:
+                seen.setdefault(node)
+            elif node not in seen:
+                stack.append((node, True))
+                stack.extend((v.node, False) for v in reversed(node.inputs)
+                             if v is not None and v.node is not None)
+        return tuple(seen)
+
+    def __str__(self) -> str:
+        return format_graph(self)
+
+
+# ---------------------------------------------------------------- the registry
+OPERATORS: dict[str, Operator] = {}
+
+
+def register(op: Operator) -> Operator:
+    """Enter an operator under its name; a later definition replaces an earlier one."""
+    OPERATORS[op.name] = op
+    return op
+
+
+def operator_named(name: str) -> Operator:
+    """Look an operator up, with suggestions when it does not exist."""
+    try:
+        return OPERATORS[name]
+    except KeyError:
+        import difflib
+
+        close = difflib.get_close_matches(name, OPERATORS, n=3)
+        raise UnknownOperator(f"there is no operator {name!r}", hint=(
+            "did you mean " + " or ".join(close) + "?" if close else
+            "define it with @tz.op")) from None
+
+
+# ---------------------------------------------------------------- applying and tracing
+_state = threading.local()
+
+
+def tracing() -> bool:
+    """Whether this thread is inside a trace."""
+    return getattr(_state, "depth", 0) > 0
+
+
+class trace_scope:
+    """While open, operators make nodes even if all their arguments are arrays."""
+
+    def __enter__(self) -> None:
+        _state.depth = getattr(_state, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        _state.depth -= 1
+
+
+_eager: Callable[[Operator, list[Any], dict[str, Any]], Any] | None = None
+
+
+def install_eager(function: Callable[[Operator, list[Any], dict[str, Any]], Any]) -> None:
+    """Tell operators how to run on arrays; the runtime does this, being above this room."""
+    global _eager
+    _eager = function
+
+
+def run_eagerly(op: Operator, tensors: list[Any], attrs: dict[str, Any]) -> Any:
+    """Run one operator on arrays through the compiler."""
+    assert _eager is not None, "terrazzo.api installs this at import"
+    return _eager(op, tensors, attrs)
+
+
+def constant(value: Any, dtype: DType | None = None) -> Value:
+    """A literal array in a graph."""
+    array = np.asarray(value)
+    if dtype is None:
+        dtype = as_dtype(array.dtype)
+        if not isinstance(value, (np.ndarray, np.generic)):
+            dtype = result_type(value)
+    array = np.ascontiguousarray(array.astype(dtype.np)).reshape(array.shape)
+    return Node(operator_named("constant"), (), {"value": array},
+                (TensorType(array.shape, dtype),)).outputs[0]
+
+
+def as_value(x: Any, dtype: DType | None = None) -> Value:
+    """A Value from a Value, an array, a tensor or a number."""
+    if isinstance(x, Value):
+        return x
+    if hasattr(x, "detach"):  # a torch tensor inside a trace is a constant
+        x = x.detach().cpu().numpy()
+    if isinstance(x, IndexExpr):
+        return apply(operator_named("dimension"), [], {"size": x})
+    return constant(x, dtype)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic)
+
+
+def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Make a node; answers its value, or a tuple of values."""
+    number_type = None
+    if op.unify and any(_is_number(t) for t in tensors):
+        number_type = result_type(*(t if _is_number(t) else _dtype_of(t)
+                                    for t in tensors if t is not None))
+    values = [None if t is None else as_value(t, number_type if _is_number(t) else None)
+              for t in tensors]
+    types = [None if v is None else v.type for v in values]
+    if op.infer is not None:
+        inferred = op.infer(*types, **attrs)
+    else:
+        assert op.body is not None
+        inferred = infer_composite(op, types, attrs)
+    several = isinstance(inferred, tuple)
+    node = Node(op, tuple(values), dict(attrs), inferred if several else (inferred,),
+                where=user_location() or "")
+    return node.outputs if several else node.outputs[0]
+
+
+def _dtype_of(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.dtype
+    return as_dtype(x.dtype) if hasattr(x, "dtype") else as_dtype(np.asarray(x).dtype)
+
+
+def expand(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
+           ) -> tuple[Value, ...]:
+    """The values a composite operator's body computes from the given inputs."""
+    assert op.body is not None
+    with trace_scope():
+        result = op.body(*inputs, **attrs)
+    return tuple(as_value(r) for r in result) if isinstance(result, (tuple, list)) else (
+        as_value(result),)
+
+
+def infer_composite(op: Operator, types: Sequence[TensorType | None],
+                    attrs: Mapping[str, Any]) -> Any:
+    """The types of a composite operator's results, by tracing its body."""
+    values = [None if t is None else Value(t) for t in types]
+    results = expand(op, values, attrs)
+    result_types = tuple(r.type for r in results)
+    return result_types if len(result_types) > 1 else result_types[0]
+
+
+# ---------------------------------------------------------------- rebuilding
+def rebuild(graph: Graph, visit: Callable[[Node, tuple[Value | None, ...]],
+                                          Sequence[Value] | None]) -> Graph:
+    """Copy a graph node by node; `visit` may answer with other values for a node's outputs."""
+    table: dict[Value, Value] = {}
+    for node in graph.nodes:
+        inputs = tuple(None if v is None else table.get(v, v) for v in node.inputs)
+        answer = visit(node, inputs)
+        if answer is None:
+            if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+                continue
+            answer = Node(node.op, inputs, node.attrs, node.types, node.where).outputs
+        table.update(zip(node.outputs, answer, strict=True))
+    outputs = tuple(table.get(v, v) for v in graph.outputs)
+    return Graph(graph.name, graph.inputs, outputs)
+
+
+def replace_inputs(graph: Graph, values: Sequence[Value]) -> tuple[Value, ...]:
+    """The outputs of a graph applied to other values: inlining."""
+    table = dict(zip(graph.inputs, values, strict=True))
+    for node in graph.nodes:
+        inputs = tuple(None if v is None else table.get(v, v) for v in node.inputs)
+        if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+            continue
+        fresh = Node(node.op, inputs, node.attrs, node.types, node.where).outputs
+        table.update(zip(node.outputs, fresh, strict=True))
+    return tuple(table.get(v, v) for v in graph.outputs)
+
+
+# ---------------------------------------------------------------- printing
+def format_graph(graph: Graph) -> str:
+    """The text form of a graph."""
+    names: dict[Value, str] = {}
+    for i, value in enumerate(graph.inputs):
+        names[value] = value.name or f"x{i}"
+    params = ", ".join(f"{names[v]}: {v.type}" for v in graph.inputs)
+    lines = [f"graph {graph.name}({params}):"]
+    for node in graph.nodes:
+        if node.op.name == "constant" and node.types[0].shape == ():
+            names[node.outputs[0]] = _literal(node.attrs["value"])
+            continue
+        for value in node.outputs:
+            names[value] = f"%{len(names)}"
+        args = ["none" if v is None else names[v] for v in node.inputs]
+        args += [f"{k}={_attr_text(v)}" for k, v in node.attrs.items() if v is not None]
+        results = ", ".join(f"{names[v]}: {v.type}" for v in node.outputs)
+        lines.append(f"    {results} = {node.op.name}({', '.join(args)})")
+    lines.append("    return " + ", ".join(names[v] for v in graph.outputs))
+    return "\n".join(lines)
+
+
+def _literal(array: np.ndarray) -> str:
+    from terrazzo.scalar import format_literal
+
+    return format_literal(array.item() if array.dtype.kind in "biufc" else float(array))
+
+
+def _attr_text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"<{as_dtype(value.dtype).short}{dims_text(value.shape)}>"
+    if isinstance(value, Graph):
+        return f"<graph {value.name}>"
+    return str(value)
+
+
+def dim_sizes(types: Sequence[TensorType]) -> set[Index]:
+    """All symbolic sizes that occur in the given types."""
+    return {n for t in types for n in t.shape if isinstance(n, IndexExpr)}

@@ -1,0 +1,239 @@
+"""Questions about symbolic integers, and what they mean outside the algebra."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from terrazzo.index.nodes import (
+    MEMO_SIZE,
+    FloorDiv,
+    Index,
+    IndexExpr,
+    Max,
+    Min,
+    Mod,
+    Sum,
+    Var,
+    add,
+    canonical,
+    floordiv,
+    items,
+    maximum,
+    minimum,
+    modulo,
+    multiply,
+    text_of,
+    without_atom,
+)
+
+
+@lru_cache(MEMO_SIZE)
+def _variables(e: Index) -> frozenset[Var]:
+    if isinstance(e, Var):
+        return frozenset((e,))
+    if isinstance(e, FloorDiv | Mod):
+        return _variables(e.num) | _variables(e.den)
+    if isinstance(e, Min | Max):
+        return frozenset().union(*map(_variables, e.args))
+    if isinstance(e, Sum):
+        return frozenset().union(*(_variables(atom) for m, _ in e.terms for atom in m))
+    return frozenset()
+
+
+def free_vars(e: Index) -> set[Var]:
+    """The variables an expression mentions."""
+    return set(_variables(e))
+
+
+def coefficient(e: Index, var: Var) -> Index | None:
+    """The `c` of `e == c*var + rest` (0 where `var` is absent), or None if `e` is not affine."""
+    total: Index = 0
+    for monomial, factor in items(e):
+        if var in monomial:
+            others = without_atom(monomial, var)
+            total = total + canonical({others: factor})
+        else:
+            others = monomial
+        if any(var in _variables(atom) for atom in others):
+            return None
+    return total
+
+
+def without(e: Index, var: Var) -> Index:
+    """The expression at `var == 0`: the rest of an affine expression."""
+    return substitute(e, {var: 0})
+
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Algebra(Generic[Value]):
+    """What an expression's parts mean in some domain: numbers, machine code, solver terms."""
+
+    constant: Callable[[int], Value]
+    variable: Callable[[Var], Value]
+    add: Callable[[Value, Value], Value]
+    multiply: Callable[[Value, Value], Value]
+    floordiv: Callable[[Value, Value], Value]
+    mod: Callable[[Value, Value], Value]
+    minimum: Callable[[Value, Value], Value]
+    maximum: Callable[[Value, Value], Value]
+
+
+def interpret(e: Index, algebra: Algebra[Value]) -> Value:
+    """The meaning of an expression in an algebra; shared parts are visited once."""
+    known: dict[Index, Value] = {}
+
+    def visit(e: Index) -> Value:
+        value = known.get(e)
+        if value is None:
+            value = known[e] = compute(e)
+        return value
+
+    def fold(combine: Callable[[Value, Value], Value], values: list[Value]) -> Value:
+        total = values[0]
+        for value in values[1:]:
+            total = combine(total, value)
+        return total
+
+    def compute(e: Index) -> Value:
+        if isinstance(e, Var):
+            return algebra.variable(e)
+        if isinstance(e, FloorDiv):
+            return algebra.floordiv(visit(e.num), visit(e.den))
+        if isinstance(e, Mod):
+            return algebra.mod(visit(e.num), visit(e.den))
+        if isinstance(e, Min):
+            return fold(algebra.minimum, [visit(arg) for arg in e.args])
+        if isinstance(e, Max):
+            return fold(algebra.maximum, [visit(arg) for arg in e.args])
+        if isinstance(e, Sum):
+            terms = []
+            for monomial, factor in items(e):
+                factors = [visit(atom) for atom in monomial]
+                if factor != 1 or not factors:
+                    factors.append(visit(factor))
+                terms.append(fold(algebra.multiply, factors))
+            return fold(algebra.add, terms)
+        assert not isinstance(e, IndexExpr)
+        return algebra.constant(e)
+
+    return visit(e)
+
+
+def substitute(e: Index, values: Mapping[Var, Index]) -> Index:
+    """The expression with variables replaced, simplified again."""
+    if not isinstance(e, IndexExpr) or _variables(e).isdisjoint(values):
+        return e
+    return interpret(
+        e,
+        Algebra[Index](
+            constant=lambda number: number,
+            variable=lambda var: values.get(var, var),
+            add=add,
+            multiply=multiply,
+            floordiv=floordiv,
+            mod=modulo,
+            minimum=minimum,
+            maximum=maximum,
+        ),
+    )
+
+
+def to_tree(e: Index) -> Any:
+    """The expression as nested tuples, operator first: `("+", ("*", i, 1024), j)`."""
+
+    def node(sign: str) -> Callable[[Any, Any], Any]:
+        return lambda a, b: (sign, a, b)
+
+    return interpret(
+        e,
+        Algebra[Any](
+            constant=lambda number: number,
+            variable=lambda var: var,
+            add=node("+"),
+            multiply=node("*"),
+            floordiv=node("//"),
+            mod=node("%"),
+            minimum=node("min"),
+            maximum=node("max"),
+        ),
+    )
+
+
+def evaluate(e: Index, values: Mapping[Any, Any]) -> Any:
+    """The number an expression stands for, given each variable (or its name) a number or an array.
+
+    With numpy arrays as values the result is an array, computed element by element.
+    """
+
+    def lookup(var: Var) -> Any:
+        if var in values:
+            return values[var]
+        if var.name in values:
+            return values[var.name]
+        raise KeyError(f"no value was given for '{var.name}' in '{e}'")
+
+    return interpret(
+        e,
+        Algebra[Any](
+            constant=lambda number: number,
+            variable=lookup,
+            add=operator.add,
+            multiply=operator.mul,
+            floordiv=operator.floordiv,
+            mod=operator.mod,
+            minimum=_smaller_number,
+            maximum=_larger_number,
+        ),
+    )
+
+
+def _smaller_number(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    import numpy
+
+    return numpy.minimum(a, b)
+
+
+def _larger_number(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    import numpy
+
+    return numpy.maximum(a, b)
+
+
+def compile_python(e: Index, names: Mapping[Any, str] | None = None) -> str:
+    """Python source for an expression; `names` maps variables (or their names) to source names."""
+
+    def name(var: Var) -> str:
+        if names is None:
+            return var.name
+        return names[var] if var in names else names.get(var.name, var.name)
+
+    return text_of(e, name)[0]
+
+
+def divisible(e: Index, c: int) -> bool:
+    """Whether `e` is provably a multiple of `c`."""
+    return _known_divisor(e) % c == 0 or e % c == 0
+
+
+def _known_divisor(e: Index) -> int:
+    """A number that divides every value of `e`; 0 for zero itself."""
+    if isinstance(e, Sum):
+        parts = [factor * math.prod(map(_known_divisor, monomial)) for monomial, factor in items(e)]
+        return math.gcd(*parts)
+    if isinstance(e, Mod):
+        return math.gcd(_known_divisor(e.num), _known_divisor(e.den))
+    if isinstance(e, Min | Max):
+        return math.gcd(*map(_known_divisor, e.args))
+    return 1 if isinstance(e, IndexExpr) else abs(e)

@@ -1,0 +1,293 @@
+"""Every setting of terrazzo: typed, read from TZ_* variables, overridable in a `with`.
+
+    from terrazzo.knobs import knobs
+
+    knobs.threads                       # a plain attribute: read it at every call
+    with knobs.override(threads=1): ...
+
+Settings are process-wide, overrides included: a `with` in one thread is seen by all. That keeps
+reading one attribute load, and matches what the settings steer (one pool, one cache).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any
+
+from terrazzo.errors import KnobError
+
+DUMP_LEVELS = ("graph", "expr", "loop", "llvm", "asm")
+
+_BOOLEANS = {
+    "1": True, "true": True, "yes": True, "on": True,
+    "0": False, "false": False, "no": False, "off": False,
+}  # fmt: skip
+
+
+def _default_cache_dir() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "terrazzo")
+
+
+def _knob(
+    default: Any,
+    meaning: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    several: bool = False,
+    minimum: int | None = None,
+    shapes_code: bool = False,
+    default_text: str | None = None,
+) -> Any:
+    """Declare one setting: a dataclass field whose metadata is its documentation and its check.
+
+    `several` allows a comma list of choices. `shapes_code` says that compiled code depends on it.
+    """
+    metadata = {
+        "meaning": meaning,
+        "choices": choices,
+        "several": several,
+        "minimum": minimum,
+        "shapes_code": shapes_code,
+        "default_text": default_text,
+    }
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class KnobRow:
+    """One line of the table of settings."""
+
+    name: str
+    value: Any
+    default: str  # as text, so that it reads the same on every machine
+    variable: str
+    allowed: str
+    meaning: str
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Settings:
+    """The table of settings: name, type, default, meaning and what is allowed."""
+
+    threads: int = _knob(0, "worker threads; 0 means every core the process may use", minimum=0)
+    vector_bits: int = _knob(
+        0,
+        "width of vector registers to generate code for; 0 means the host's best",
+        choices=(0, 128, 256, 512),
+        shapes_code=True,
+    )
+    cache: bool = _knob(True, "keep compiled code on disk between runs")
+    cache_dir: str = _knob(
+        _default_cache_dir,
+        "folder of the compile cache",
+        default_text="$XDG_CACHE_HOME/terrazzo, or ~/.cache/terrazzo",
+    )
+    cache_limit_mb: int = _knob(
+        1024, "size the compile cache is trimmed to, oldest entries first", minimum=1
+    )
+    spin: int = _knob(
+        20000, "turns an idle pool thread spins for new work before it sleeps", minimum=0
+    )
+    dump: str = _knob(
+        "",
+        "levels printed at each compile, as a comma list",
+        choices=DUMP_LEVELS,
+        several=True,
+    )
+    fast_math: bool = _knob(
+        False,
+        "let the compiler reorder float arithmetic and assume there are no NaNs or infinities",
+        shapes_code=True,
+    )
+    check: bool = _knob(
+        False, "on each new compile, run every level against the one above and compare"
+    )
+    dynamic: str = _knob(
+        "auto",
+        "when sizes become symbolic: once a second size is seen, never, or from the first call",
+        choices=("auto", "never", "always"),
+        shapes_code=True,
+    )
+    profile: bool = _knob(False, "time every kernel as it runs", shapes_code=True)
+    opt_level: str = _knob(
+        "all",
+        "which graph rewrites run",
+        choices=("all", "basic", "none"),
+        shapes_code=True,
+    )
+    sanitize: bool = _knob(
+        False, "check every load and store of compiled code against its bounds", shapes_code=True
+    )
+    log: str = _knob(
+        "warning",
+        "how much is logged",
+        choices=("error", "warning", "info", "debug"),
+    )
+
+
+def _variable(knob: Field[Any]) -> str:
+    return f"TZ_{knob.name.upper()}"
+
+
+def _default(knob: Field[Any]) -> Any:
+    return knob.default_factory() if knob.default_factory is not MISSING else knob.default
+
+
+def _allowed(knob: Field[Any]) -> str:
+    """Say in words which values a setting takes."""
+    if knob.type == "bool":
+        return "0 or 1"
+    if knob.metadata["choices"]:
+        words = ", ".join(str(choice) for choice in knob.metadata["choices"])
+        return f"any of {words}" if knob.metadata["several"] else f"one of {words}"
+    if knob.type == "int":
+        return f"a whole number, at least {knob.metadata['minimum']}"
+    return "text"
+
+
+def _to_text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _from_text(knob: Field[Any], text: str) -> Any:
+    """Read a setting from the text of its environment variable."""
+    value: Any = text.strip()
+    try:
+        if knob.type == "bool":
+            value = _BOOLEANS[value.lower()]
+        elif knob.type == "int":
+            value = int(value)
+    except (KeyError, ValueError):
+        raise _refusal(knob, text, _variable(knob)) from None
+    return _checked(knob, value, _variable(knob))
+
+
+def _checked(knob: Field[Any], value: Any, spelled: str) -> Any:
+    """Give a value back if the setting allows it; `spelled` is how the user named the setting."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if type(value).__name__ != knob.type:
+        raise _refusal(knob, value, spelled)
+    if knob.metadata["several"]:
+        words = [word.strip() for word in value.split(",") if word.strip()]
+        if not set(words) <= set(knob.metadata["choices"]):
+            raise _refusal(knob, value, spelled)
+        return ",".join(words)
+    if knob.metadata["choices"] and value not in knob.metadata["choices"]:
+        raise _refusal(knob, value, spelled)
+    if knob.metadata["minimum"] is not None and value < knob.metadata["minimum"]:
+        raise _refusal(knob, value, spelled)
+    return value
+
+
+def _refusal(knob: Field[Any], value: Any, spelled: str) -> KnobError:
+    variable = _variable(knob)
+    also = "" if spelled == variable else f" (environment variable {variable})"
+    return KnobError(
+        f"setting {spelled}{also} cannot be {value!r}: {knob.metadata['meaning']}",
+        hint=_allowed(knob),
+    )
+
+
+def _knob_named(name: str) -> Field[Any]:
+    for knob in _TABLE:
+        if knob.name == name:
+            return knob
+    raise KnobError(
+        f"there is no setting called {name!r}",
+        hint="one of " + ", ".join(knob.name for knob in _TABLE),
+    )
+
+
+_TABLE: tuple[Field[Any], ...] = fields(Settings)
+
+
+class Knobs(Settings):
+    """The settings in force, as plain attributes."""
+
+    code_key: tuple[Any, ...]  # those that compiled code depends on: a part of every cache key
+    _lock: threading.RLock
+    _settled: dict[str, Any]  # the values outside every `with`
+    _overrides: list[dict[str, Any]]  # of the `with`s now open, oldest first
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        given = os.environ if environment is None else environment
+        settled = {
+            knob.name: _from_text(knob, given[_variable(knob)])
+            if given.get(_variable(knob), "").strip()
+            else _default(knob)
+            for knob in _TABLE
+        }
+        self.__dict__.update(_lock=threading.RLock(), _settled=settled, _overrides=[])
+        self._publish()
+
+    def _publish(self) -> None:
+        """Copy the values in force into plain attributes, where reading them costs nothing."""
+        values = dict(self._settled)
+        for override in self._overrides:
+            values.update(override)
+        code_key = tuple(values[knob.name] for knob in _TABLE if knob.metadata["shapes_code"])
+        self.__dict__.update(values, code_key=code_key)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Change a setting for good; an open `override` of it stays in force until it ends."""
+        checked = _checked(_knob_named(name), value, name)
+        with self._lock:
+            self._settled[name] = checked
+            self._publish()
+
+    @contextmanager
+    def override(self, **values: Any) -> Iterator[Knobs]:
+        """Change settings for the length of a `with`, in every thread of the process.
+
+        Overrides may nest and, from several threads, overlap in any order: the latest one still
+        open wins, and when all have ended the settled values are back.
+        """
+        checked = {name: _checked(_knob_named(name), value, name) for name, value in values.items()}
+        with self._lock:
+            self._overrides.append(checked)
+            self._publish()
+        try:
+            yield self
+        finally:
+            with self._lock:
+                # By identity: an equal override of another thread is not ours to end.
+                self._overrides[:] = [entry for entry in self._overrides if entry is not checked]
+                self._publish()
+
+    def describe(self) -> tuple[KnobRow, ...]:
+        """List every setting with its value, default, variable and meaning."""
+        return tuple(
+            KnobRow(
+                name=knob.name,
+                value=getattr(self, knob.name),
+                default=knob.metadata["default_text"] or _to_text(_default(knob)),
+                variable=_variable(knob),
+                allowed=_allowed(knob),
+                meaning=knob.metadata["meaning"],
+            )
+            for knob in _TABLE
+        )
+
+    def __repr__(self) -> str:
+        values = (f"{knob.name}={getattr(self, knob.name)!r}" for knob in _TABLE)
+        return f"Knobs({', '.join(values)})"
+
+
+knobs = Knobs()
+
+
+def thread_count() -> int:
+    """How many threads to run on: the setting, or every core the process may use."""
+    if knobs.threads:
+        return knobs.threads
+    if hasattr(os, "sched_getaffinity"):  # respects taskset and cpusets; Linux only
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,142 @@
+"""Runs Loop IR in Python, statement by statement: slow, plain, and what code is checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType
+from terrazzo.errors import IndexOutOfRange
+from terrazzo.index import Index, Var, evaluate
+from terrazzo.loop.ir import Alloc, Block, Buffer, For, Function, If, Stmt, Store, Tile
+from terrazzo.scalar import OPS, REDUCTIONS, Call, Const, FromIndex, Load, Scalar, walk
+
+Env = dict[Var, Any]
+
+
+def run(function: Function, arrays: Sequence[np.ndarray], dims: Mapping[Var, int]) -> None:
+    """Execute a kernel on flat arrays, one a parameter, in place."""
+    memory: dict[Buffer, np.ndarray] = dict(zip(function.params, arrays, strict=True))
+    with np.errstate(all="ignore"):
+        _run(function.body, dict(dims), memory)
+
+
+def _run(stmt: Stmt, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
+    if isinstance(stmt, Block):
+        for inner in stmt.stmts:
+            _run(inner, env, memory)
+    elif isinstance(stmt, For):
+        lo, hi = int(evaluate(stmt.lo, env)), int(evaluate(stmt.hi, env))
+        if stmt.kind == "vector" and isinstance(stmt.body, (Store, Block)):
+            _run_vector(stmt, lo, hi, env, memory)
+            return
+        for i in range(lo, hi):
+            env[stmt.var] = i
+            _run(stmt.body, env, memory)
+        env.pop(stmt.var, None)
+    elif isinstance(stmt, If):
+        if evaluate_scalar(stmt.cond, env, memory):
+            _run(stmt.then, env, memory)
+        elif stmt.orelse is not None:
+            _run(stmt.orelse, env, memory)
+    elif isinstance(stmt, Alloc):
+        size = int(evaluate(stmt.buffer.size, env))
+        memory[stmt.buffer] = np.zeros(size, stmt.buffer.dtype.np)
+        _run(stmt.body, env, memory)
+        del memory[stmt.buffer]
+    elif isinstance(stmt, Tile):
+        _run(stmt.expand(), env, memory)
+    else:
+        assert isinstance(stmt, Store)
+        _store(stmt, env, memory)
+
+
+def _run_vector(loop: For, lo: int, hi: int, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
+    """All lanes of a vector loop at once, statement by statement, as the vector unit does."""
+    if hi <= lo:
+        return
+    body = loop.body.stmts if isinstance(loop.body, Block) else (loop.body,)
+    if not all(isinstance(s, Store) for s in body):
+        for i in range(lo, hi):
+            env[loop.var] = i
+            _run(loop.body, env, memory)
+    else:
+        env[loop.var] = np.arange(lo, hi)
+        for stmt in body:
+            assert isinstance(stmt, Store)
+            _store(stmt, env, memory, lanes=hi - lo)
+    env.pop(loop.var, None)
+
+
+def _store(stmt: Store, env: Env, memory: dict[Buffer, np.ndarray], lanes: int = 1) -> None:
+    array = memory[stmt.buffer]
+    index = _index(stmt.index, env, memory)
+    _check(stmt.buffer, index, array)
+    value = evaluate_scalar(stmt.value, env, memory)
+    value = convert(value, stmt.buffer.dtype)
+    if stmt.reduce is None:
+        array[index] = value
+        return
+    row = REDUCTIONS[stmt.reduce]
+    if lanes > 1 and np.ndim(index) == 0:
+        value = row.numpy(np.broadcast_to(value, (lanes,)))
+        array[index] = convert(OPS[row.op].numpy(array[index], value), stmt.buffer.dtype)
+    elif np.ndim(index) > 0 and len(np.unique(index)) < len(index):
+        for i, v in zip(index, np.broadcast_to(value, index.shape), strict=True):
+            array[i] = convert(OPS[row.op].numpy(array[i], v), stmt.buffer.dtype)
+    else:
+        array[index] = convert(OPS[row.op].numpy(array[index], value), stmt.buffer.dtype)
+
+
+def _index(index: Index | Scalar, env: Env, memory: Mapping[Buffer, np.ndarray]) -> Any:
+    if isinstance(index, Scalar):
+        return evaluate_scalar(index, env, memory)
+    return evaluate(index, env)
+
+
+def _check(buffer: Buffer, index: Any, array: np.ndarray) -> None:
+    low, high = np.min(index), np.max(index)
+    if low < 0 or high >= array.size:
+        raise IndexOutOfRange(
+            f"{buffer.name}[{low if low < 0 else high}] is outside its {array.size} elements",
+            hint="this is a bug in lowering: the loop bounds and the address disagree")
+
+
+def convert(value: Any, dtype: DType) -> Any:
+    """numpy's cast with C semantics for what numpy only warns about."""
+    value = np.asarray(value)
+    return value if value.dtype == dtype.np else value.astype(dtype.np)
+
+
+def evaluate_scalar(root: Scalar, env: Env, memory: Mapping[Any, np.ndarray]) -> Any:
+    """The value of a scalar expression (an array where a vector loop's variable is one)."""
+    done: dict[int, Any] = {}
+    for node in walk(root):
+        if isinstance(node, Const):
+            result: Any = np.asarray(node.value).astype(node.dtype.np)
+        elif isinstance(node, FromIndex):
+            result = np.asarray(evaluate(node.index, env)).astype(node.dtype.np)
+        elif isinstance(node, Load):
+            array = memory[node.source]
+            place = node.indices[0]
+            at = done[id(place)] if isinstance(place, Scalar) else evaluate(place, env)
+            # A guarded load (where(inside, x[i], 0)) may point outside: it reads something
+            # harmless here, as masked lanes do in machine code.
+            clipped = np.clip(at, 0, max(array.size - 1, 0))
+            result = array[clipped] if array.size else np.zeros(np.shape(at), array.dtype)
+        else:
+            assert isinstance(node, Call)
+            result = apply(node, [done[id(a)] for a in node.args])
+        done[id(node)] = result
+    return done[id(root)]
+
+
+def apply(node: Call, args: Sequence[Any]) -> Any:
+    """One operation on numpy values, with the node's result type."""
+    if node.op == "cast":
+        return convert(args[0], node.dtype)
+    if node.op == "bitcast":
+        return np.asarray(args[0]).view(node.dtype.np)
+    return convert(OPS[node.op].numpy(*args), node.dtype)

@@ -1,0 +1,239 @@
+"""The nodes of Loop IR. The whole grammar fits on one screen.
+
+    Function = name, params: Buffer*, dims: Var*, body
+    Stmt     = For(var, lo, hi, kind, body) | Block(Stmt*) | If(cond, then, orelse)
+             | Alloc(buffer, body) | Store(buffer, index, value, reduce?) | Tile(intrinsic, ...)
+    kind     = serial | parallel | vector | unrolled | program
+
+Buffers are flat: an address is one index expression, so strides are settled above this level.
+A vector loop stays a loop over single elements here; the code generator widens it. That keeps the
+text readable and lets the interpreter run it as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from terrazzo.dtypes import DType
+from terrazzo.index import Index, Var, substitute
+from terrazzo.scalar import Load, Scalar, format_scalar, substitute_indices
+
+KINDS = ("serial", "parallel", "vector", "unrolled", "program")
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """A flat piece of memory: a parameter of the function or local to a scope."""
+
+    name: str
+    dtype: DType
+    size: Index
+    constant: bool = False  # read only in this function
+
+    def __getitem__(self, index: Index | Scalar) -> Load:
+        return Load(self.dtype, self, (index,))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype.short}[{self.size}]"
+
+
+class Stmt:
+    """A statement; see the subclasses."""
+
+    def __str__(self) -> str:
+        return "\n".join(format_stmt(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Stmt):
+    """Statements in order."""
+
+    stmts: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class For(Stmt):
+    """`for lo <= var < hi`; `grain` is the least number of iterations worth a task of its own."""
+
+    var: Var
+    lo: Index
+    hi: Index
+    body: Stmt
+    kind: str = "serial"
+    grain: Index = 1
+
+
+@dataclass(frozen=True, eq=False)
+class If(Stmt):
+    """Runs one of two statements."""
+
+    cond: Scalar
+    then: Stmt
+    orelse: Stmt | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Alloc(Stmt):
+    """A buffer that lives as long as `body` runs, private to the task that runs it."""
+
+    buffer: Buffer
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False)
+class Store(Stmt):
+    """`buffer[index] = value`, or `buffer[index] = reduce(buffer[index], value)`."""
+
+    buffer: Buffer
+    index: Index | Scalar
+    value: Scalar
+    reduce: str | None = None
+    streaming: bool = False  # will not be read again soon: may bypass the caches
+
+
+@dataclass(frozen=True, eq=False)
+class TileIntrinsic:
+    """A chip's tile instruction: its meaning is Loop IR, its code a template of the generator."""
+
+    name: str
+    meaning: Callable[..., Stmt]
+
+
+@dataclass(frozen=True, eq=False)
+class Tile(Stmt):
+    """A tile intrinsic applied to places in buffers, index arguments and constants."""
+
+    intrinsic: TileIntrinsic
+    places: tuple[tuple[Buffer, Index], ...]
+    sizes: tuple[Index, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    def expand(self) -> Stmt:
+        """What the intrinsic means, as plain loops."""
+        return self.intrinsic.meaning(self.places, self.sizes, **self.constants)
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A kernel: buffers and symbolic sizes in, effects on the buffers out."""
+
+    name: str
+    params: tuple[Buffer, ...]
+    dims: tuple[Var, ...]
+    body: Stmt
+    origin: str = ""  # the operators it computes, for comments and the profiler
+    flops: Index = 0
+    bytes: Index = 0
+
+    def __str__(self) -> str:
+        return format_function(self)
+
+
+def block(*stmts: Stmt | None) -> Stmt:
+    """Statements in order, flattened; a single one stands for itself."""
+    flat: list[Stmt] = []
+    for stmt in stmts:
+        if isinstance(stmt, Block):
+            flat.extend(stmt.stmts)
+        elif stmt is not None:
+            flat.append(stmt)
+    return flat[0] if len(flat) == 1 else Block(tuple(flat))
+
+
+# ---------------------------------------------------------------- walking
+def walk(stmt: Stmt) -> Iterator[Stmt]:
+    """Every statement, outside in."""
+    yield stmt
+    for child in children(stmt):
+        yield from walk(child)
+
+
+def children(stmt: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly inside one."""
+    if isinstance(stmt, Block):
+        return stmt.stmts
+    if isinstance(stmt, (For, Alloc)):
+        return (stmt.body,)
+    if isinstance(stmt, If):
+        return (stmt.then,) if stmt.orelse is None else (stmt.then, stmt.orelse)
+    return ()
+
+
+def rewrite(stmt: Stmt, visit: Callable[[Stmt], Stmt | None]) -> Stmt:
+    """Rebuild bottom up; `visit` gets each rebuilt statement and may answer with another."""
+    fresh = stmt
+    if isinstance(stmt, Block):
+        fresh = block(*(rewrite(s, visit) for s in stmt.stmts))
+    elif isinstance(stmt, (For, Alloc)):
+        fresh = replace(stmt, body=rewrite(stmt.body, visit))
+    elif isinstance(stmt, If):
+        fresh = If(stmt.cond, rewrite(stmt.then, visit),
+                   None if stmt.orelse is None else rewrite(stmt.orelse, visit))
+    answer = visit(fresh)
+    return fresh if answer is None else answer
+
+
+def substitute_vars(stmt: Stmt, values: Mapping[Var, Index]) -> Stmt:
+    """Replace index variables in a statement."""
+    table = dict(values)
+
+    def index(value: Any) -> Any:
+        if isinstance(value, Scalar):
+            return substitute_indices(value, table)
+        return substitute(value, table)
+
+    def visit(node: Stmt) -> Stmt | None:
+        if isinstance(node, For):
+            return replace(node, lo=index(node.lo), hi=index(node.hi))
+        if isinstance(node, Store):
+            return replace(node, index=index(node.index), value=index(node.value))
+        if isinstance(node, If):
+            return If(index(node.cond), node.then, node.orelse)
+        if isinstance(node, Tile):
+            return replace(node, places=tuple((b, index(o)) for b, o in node.places),
+                           sizes=tuple(index(s) for s in node.sizes))
+        return None
+
+    return rewrite(stmt, visit)
+
+
+# ---------------------------------------------------------------- printing
+_KIND_TEXT = {"serial": "for", "parallel": "parallel for", "vector": "vector for",
+              "unrolled": "unrolled for", "program": "program for"}
+_REDUCE_TEXT = {"add": "+=", "mul": "*=", "max": "max=", "min": "min=", "and": "&=", "or": "|="}
+
+
+def format_stmt(stmt: Stmt, indent: int = 0) -> list[str]:
+    """The lines of a statement."""
+    pad = "    " * indent
+    if isinstance(stmt, Block):
+        return [line for s in stmt.stmts for line in format_stmt(s, indent)] or [pad + "pass"]
+    if isinstance(stmt, For):
+        head = f"{pad}{_KIND_TEXT[stmt.kind]} {stmt.var} in {stmt.lo}..{stmt.hi}:"
+        return [head, *format_stmt(stmt.body, indent + 1)]
+    if isinstance(stmt, If):
+        lines = [f"{pad}if {format_scalar(stmt.cond)}:", *format_stmt(stmt.then, indent + 1)]
+        if stmt.orelse is not None:
+            lines += [f"{pad}else:", *format_stmt(stmt.orelse, indent + 1)]
+        return lines
+    if isinstance(stmt, Alloc):
+        return [f"{pad}alloc {stmt.buffer}", *format_stmt(stmt.body, indent)]
+    if isinstance(stmt, Store):
+        index = format_scalar(stmt.index) if isinstance(stmt.index, Scalar) else str(stmt.index)
+        sign = _REDUCE_TEXT[stmt.reduce] if stmt.reduce else "="
+        note = "  # streaming" if stmt.streaming else ""
+        return [f"{pad}{stmt.buffer.name}[{index}] {sign} {format_scalar(stmt.value)}{note}"]
+    assert isinstance(stmt, Tile)
+    places = [f"&{b.name}[{o}]" for b, o in stmt.places]
+    rest = [str(s) for s in stmt.sizes] + [f"{k}={v}" for k, v in stmt.constants.items()]
+    return [f"{pad}{stmt.intrinsic.name}({', '.join(places + rest)})"]
+
+
+def format_function(function: Function) -> str:
+    """The text form of a kernel."""
+    params: Sequence[str] = [str(p) for p in function.params] + [f"{d}: dim" for d in function.dims]
+    head = f"kernel {function.name}({', '.join(params)}):"
+    note = [f"    # {function.origin}"] if function.origin else []
+    return "\n".join([head, *note, *format_stmt(function.body, 1)])

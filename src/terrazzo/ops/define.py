@@ -1,0 +1,145 @@
+"""How operators are defined: `operator` for composite ones, `primitive` and `elementwise` for the rest.
+
+    @operator(family="norm")
+    def softmax(x, *, axis=-1):                     # the body is its meaning and its gradient
+        e = exp(x - max(x, axis=axis, keepdims=True))
+        return e / sum(e, axis=axis, keepdims=True)
+
+    @primitive(family="shape", infer=_flip_type, reference=_flip_numpy, grad=_flip_grad)
+    def flip(x, *, axis, out):                      # the function is the tensor expression
+        return compute(out.shape, lambda *i: x[...])
+
+A rule's first arguments are the operator's inputs, its keywords the attributes. `out` is the
+inferred type (a tuple when there are several results).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, bool_, default_float, promote
+from terrazzo.errors import DTypeError, user_location
+from terrazzo.expr.ir import Tensor, compute
+from terrazzo.graph.ir import Node, Operator, TensorType, Value, register
+from terrazzo.index import Index
+from terrazzo.loop.interpret import convert
+from terrazzo.scalar import OPS, Scalar, call, cast
+from terrazzo.shapes import Shape, broadcast_shapes
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    kept = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "out"]
+    return inspect.Signature(kept)
+
+
+def operator(function: Callable[..., Any] | None = None, *, family: str = "",
+             name: str | None = None, grad: Callable[..., Any] | None = None,
+             reference: Callable[..., Any] | None = None, keep_whole: bool = False,
+             differentiable: bool = True, unify: bool = False) -> Any:
+    """Define a composite operator by a body made of other operators."""
+
+    def make(body: Callable[..., Any]) -> Operator:
+        return register(Operator(
+            name or body.__name__, _signature(body), body=body, grad=grad, reference=reference,
+            family=family, doc=inspect.getdoc(body) or "", keep_whole=keep_whole,
+            kind="attention" if keep_whole else "pointwise", differentiable=differentiable,
+            unify=unify))
+
+    return make if function is None else make(function)
+
+
+def primitive(*, family: str, infer: Callable[..., Any], reference: Callable[..., Any],
+              kind: str = "pointwise", grad: Callable[..., Any] | None = None,
+              name: str | None = None, loops: bool = False, unify: bool = False,
+              differentiable: bool = True) -> Callable[[Callable[..., Any]], Operator]:
+    """Define a primitive operator; the decorated function is its tensor expression.
+
+    With `loops=True` the operator has no expression form (sorting, scattering, scans): the
+    function answers with `build(inputs, outputs) -> Stmt`, which writes Loop IR over flat row-major
+    buffers, one an input and one a result.
+    """
+
+    def make(rule: Callable[..., Any]) -> Operator:
+        return register(Operator(
+            name or rule.__name__.rstrip("_"), _signature(rule), infer=infer,
+            expr=None if loops else rule, loops=rule if loops else None, reference=reference,
+            grad=grad, kind="opaque" if loops else kind, family=family,
+            doc=inspect.getdoc(rule) or "", unify=unify, differentiable=differentiable))
+
+    return make
+
+
+# ---------------------------------------------------------------- elementwise operators
+def broadcast_load(x: Tensor, indices: Sequence[Index]) -> Scalar:
+    """The element of `x` that broadcasting puts at `indices` of the result."""
+    own = indices[len(indices) - len(x.shape):]
+    return x[tuple(0 if n == 1 and isinstance(n, int) else i
+                   for n, i in zip(x.shape, own, strict=True))]
+
+
+def joint_type(result: str, dtypes: Sequence[DType], name: str) -> tuple[DType, DType]:
+    """The type the arguments are brought to, and the type of the result."""
+    joint = promote(*dtypes)
+    if result == "float" and not joint.is_float and not joint.is_complex:
+        joint = default_float
+    if result == "bits" and joint.is_float:
+        raise DTypeError(f"{name} works on integers and booleans, not on {joint.name}",
+                         where=user_location(), hint="cast with tz.astype(x, 'int32') first")
+    return joint, bool_ if result == "bool" else joint
+
+
+def elementwise(name: str, scalar_op: str | None = None, *, arity: int = 1,
+                result: str = "promote", grad: Callable[..., Any] | None = None,
+                doc: str = "", differentiable: bool = True) -> Operator:
+    """Define an operator that applies one scalar operation to broadcast arguments.
+
+    `result` is "promote" (numpy's promotion), "float" (integers become float32), "bits"
+    (integers and booleans only) or "bool".
+    """
+    op = scalar_op or name
+
+    def infer(*types: TensorType) -> TensorType:
+        shape = broadcast_shapes(*(t.shape for t in types))
+        return TensorType(shape, joint_type(result, [t.dtype for t in types], name)[1])
+
+    def expr(*xs: Tensor, out: TensorType) -> Tensor:
+        joint, final = joint_type(result, [x.dtype for x in xs], name)
+
+        def element(*i: Index) -> Scalar:
+            args = [cast(broadcast_load(x, i), joint) for x in xs]
+            return cast(call(op, *args), final)
+
+        return compute(out.shape, element, origin=name)
+
+    def reference(*arrays: np.ndarray, out: TensorType) -> np.ndarray:
+        from terrazzo.dtypes import as_dtype
+
+        joint = joint_type(result, [as_dtype(a.dtype) for a in arrays], name)[0].compute
+        values = [convert(a, joint) for a in arrays]
+        return convert(OPS[op].numpy(*values), out.dtype)
+
+    params = [inspect.Parameter(p, inspect.Parameter.POSITIONAL_ONLY)
+              for p in ("x", "y", "z")[:arity]]
+    return register(Operator(
+        name, inspect.Signature(params), infer=infer, expr=expr, reference=reference, grad=grad,
+        family="elementwise", doc=doc, unify=True, differentiable=differentiable))
+
+
+def same_type(x: TensorType, **attrs: Any) -> TensorType:
+    """The type rule of operators whose result looks like their input."""
+    return x
+
+
+def with_shape(x: TensorType, shape: Shape) -> TensorType:
+    """The type of `x` with another shape."""
+    return TensorType(shape, x.dtype)
+
+
+GradientRule = Callable[..., Sequence[Value | None]]
+__all__ = ["GradientRule", "Node", "broadcast_load", "elementwise", "joint_type", "operator",
+           "primitive", "same_type", "with_shape"]

@@ -1,0 +1,1 @@
+"""Running compiled code: executables, memory plans, threads, the compile cache, the profiler."""

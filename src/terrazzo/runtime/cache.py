@@ -1,0 +1,221 @@
+"""The compile cache: object code and other artefacts on disk, found again by their content.
+
+An entry is one file, named by the hash of everything it was made from. Files are written aside
+and renamed into place, so that any number of processes share a folder without locks, and each
+carries a checksum, so that a damaged one is noticed and made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import logging
+import os
+import struct
+import tempfile
+import threading
+from functools import lru_cache
+from pathlib import Path
+
+from terrazzo.chips.cpu import host
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.knobs import knobs
+
+_log = logging.getLogger("terrazzo")
+
+# magic, version of this layout, length and SHA-256 of the payload that follows
+_HEADER = struct.Struct("<8sIQ32s")
+_MAGIC = b"TZCACHE\0"
+_VERSION = 1
+_SUFFIX = ".tzc"
+# Trimming walks the whole folder, so it happens once per this many bytes written.
+_TRIM_EVERY_BYTES = 64 << 20
+# A crashed process leaves its half-written file behind; no live one is this old.
+_ABANDONED_SECONDS = 3600
+
+
+def make_key(*parts: str | bytes, chip: ChipSpec | None = None) -> str:
+    """Name an artefact by all that it is made from, as 64 hexadecimal digits.
+
+    The versions of terrazzo and llvmlite and the chip (the host, when none is given) are part
+    of every key, so an upgrade or another machine never finds code that is not its own.
+    """
+    digest = hashlib.sha256(_versions())
+    for part in ((chip or host()).fingerprint, *parts):
+        data = part.encode() if isinstance(part, str) else part
+        # The length keeps ("ab", "c") and ("a", "bc") apart, the kind "a" and b"a".
+        digest.update(f"{'t' if isinstance(part, str) else 'b'}{len(data)}:".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _versions() -> bytes:
+    import llvmlite
+
+    try:
+        own = importlib.metadata.version("terrazzo")
+    except importlib.metadata.PackageNotFoundError:
+        own = "source"
+    return f"terrazzo {own} llvmlite {llvmlite.__version__} layout {_VERSION}".encode()
+
+
+class Cache:
+    """A folder of artefacts of bounded size; one that cannot be written is simply empty."""
+
+    def __init__(self, folder: str | os.PathLike[str], limit_bytes: int = 2 << 30) -> None:
+        self.folder = Path(folder)
+        self.limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+        self._written_since_trim = 0
+        self._writable = True
+
+    def get(self, key: str) -> bytes | None:
+        """Give the payload stored under a key, or None if there is none that is sound."""
+        path = self._path(key)
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn("read", f"cannot read the compile cache in {self.folder}: {error}")
+            return None
+        payload = _unwrap(content)
+        if payload is None:
+            self._warn(
+                "damaged", f"damaged entry in the compile cache, made again: {path}"
+            )
+            _remove(path)
+            return None
+        # The time of last use, for trimming; a read-only cache still serves.
+        try:
+            os.utime(path)
+        except OSError:
+            pass
+        return payload
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Store a payload under a key; failing to only costs a later recompilation."""
+        if not self._writable:
+            return
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(_wrap(payload))
+                os.replace(temporary, path)
+            except BaseException:
+                _remove(Path(temporary))
+                raise
+        except OSError as error:
+            self._writable = False
+            self._warn(
+                "write",
+                f"cannot write the compile cache in {self.folder}: {error}. "
+                "Code is compiled anew in every process; set TZ_CACHE_DIR to a folder of yours.",
+            )
+            return
+        with self._lock:
+            self._written_since_trim += len(payload)
+            due = self._written_since_trim >= min(_TRIM_EVERY_BYTES, self.limit_bytes // 8)
+            if due:
+                self._written_since_trim = 0
+        if due:
+            self.trim()
+
+    def trim(self) -> None:
+        """Remove the entries used longest ago until the cache is within its limit."""
+        entries = sorted(self._entries(), key=lambda entry: entry[1].st_mtime)
+        total = sum(status.st_size for _, status in entries)
+        newest = entries[-1][1].st_mtime if entries else 0.0
+        for path, status in entries:
+            abandoned = path.suffix == ".part" and status.st_mtime < newest - _ABANDONED_SECONDS
+            if abandoned or (total > self.limit_bytes and path.suffix == _SUFFIX):
+                _remove(path)
+                total -= status.st_size
+
+    def size(self) -> int:
+        """Count the bytes that all entries take on disk."""
+        return sum(status.st_size for _, status in self._entries())
+
+    def clear(self) -> None:
+        """Remove every entry."""
+        for path, _ in self._entries():
+            _remove(path)
+
+    def _path(self, key: str) -> Path:
+        # Folders of 256 keep listings short when there are many thousands of kernels.
+        return self.folder / key[:2] / (key[2:] + _SUFFIX)
+
+    def _entries(self) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        for pattern in (f"??/*{_SUFFIX}", "??/*.part"):
+            for path in self.folder.glob(pattern):
+                try:
+                    found.append((path, path.stat()))
+                except OSError:  # another process removed it meanwhile
+                    continue
+        return found
+
+    def _warn(self, kind: str, message: str) -> None:
+        with self._lock:
+            first = kind not in self._warned
+            self._warned.add(kind)
+        if first:
+            _log.warning(message)
+
+
+class NoCache(Cache):
+    """A cache that keeps nothing, for when `knobs.cache` is off."""
+
+    def __init__(self) -> None:
+        super().__init__(os.devnull, 0)
+
+    def get(self, key: str) -> bytes | None:
+        return None
+
+    def put(self, key: str, payload: bytes) -> None:
+        return None
+
+
+def default_cache() -> Cache:
+    """Give the cache that `knobs.cache`, `knobs.cache_dir` and `knobs.cache_limit_mb` ask for."""
+    return _cache_for(knobs.cache_dir, knobs.cache_limit_mb) if knobs.cache else _no_cache
+
+
+_no_cache = NoCache()
+
+
+@lru_cache(maxsize=16)
+def _cache_for(folder: str, limit_mb: int) -> Cache:
+    return Cache(os.path.expanduser(folder), limit_mb << 20)
+
+
+def _wrap(payload: bytes) -> bytes:
+    digest = hashlib.sha256(payload).digest()
+    return _HEADER.pack(_MAGIC, _VERSION, len(payload), digest) + payload
+
+
+def _unwrap(content: bytes) -> bytes | None:
+    if len(content) < _HEADER.size:
+        return None
+    magic, version, length, digest = _HEADER.unpack_from(content)
+    payload = content[_HEADER.size :]
+    sound = (
+        magic == _MAGIC
+        and version == _VERSION
+        and length == len(payload)
+        and digest == hashlib.sha256(payload).digest()
+    )
+    return payload if sound else None
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:  # gone already, or not ours to remove: either way no harm is done
+        pass

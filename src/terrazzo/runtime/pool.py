@@ -1,0 +1,575 @@
+"""The threads that run the chunks of a kernel: a pool in LLVM IR, called by generated code.
+
+    void tz_parallel_for(void (*fn)(void *ctx, int64_t chunk), void *ctx,
+                         int64_t n, int64_t max_threads);
+
+calls `fn` once for every chunk from 0 to n - 1 and returns when all have run. `max_threads`
+caps the threads of this launch; 0 leaves it to `knobs.threads`. Any number of threads may
+launch at once; a launch from inside a chunk runs serially, in the thread that asked.
+
+How it works. Each launch takes one of a few *slots*. A slot's state is one 64-bit word,
+(workers allowed, tickets in all, next ticket), and taking a ticket is a compare-and-swap on that
+word. The caller takes tickets like any worker and then waits only for tickets that others
+have taken: a worker that sleeps or comes late is never waited for. A late worker is harmless
+too: it decides by the word alone and reads what to call only after its swap succeeded, when the
+job cannot finish without it; so whatever job the slot then holds, it has a ticket of that job.
+All states share one cache line, which is all that idle workers look at. They spin for
+`knobs.spin` turns, then sleep, each on a futex of its own, so that a launch wakes just those
+whom it may use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import threading
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from terrazzo.chips.cpu import host, usable_cores
+from terrazzo.codegen.llvm import jit
+from terrazzo.knobs import knobs
+from terrazzo.runtime.cache import default_cache, make_key
+
+_SLOTS = 8  # states of 8 bytes in one cache line of 64
+_TICKET_BITS = 20
+_MAX_TICKETS = (1 << _TICKET_BITS) - 1
+_MAX_WORKERS = 1023
+# A caller wakes this many sleepers, and each of them as many again: a tree, not a long line.
+_WAKE_FAN_OUT = 4
+# Spinning helps only while there is a core for every thread.
+_SPIN_WHEN_CROWDED = 50
+
+
+def symbols() -> MappingProxyType[str, int]:
+    """Give the native functions that kernels are linked against, making the pool if need be."""
+    return _pool().symbols
+
+
+def sync() -> None:
+    """Take over `knobs.threads` and `knobs.spin`; to be called before a compiled run."""
+    pool = _the_pool or _pool()
+    if pool.settings != (knobs.threads, knobs.spin):
+        pool.settings = (knobs.threads, knobs.spin)
+        cores = usable_cores()
+        threads = min(knobs.threads or cores, _MAX_WORKERS + 1)
+        spin = knobs.spin if threads <= cores else min(knobs.spin, _SPIN_WHEN_CROWDED)
+        pool.configure(threads, spin)
+
+
+def parallel_for(fn: int, ctx: int, n: int, max_threads: int = 0) -> None:
+    """Call the native function at address `fn` for every chunk, from Python."""
+    sync()
+    _pool().launch(fn, ctx, n, max_threads)
+
+
+def worker_count() -> int:
+    """Count the worker threads started so far in this process; the caller's own is not one."""
+    return int(_pool().workers.value)
+
+
+class _Pool:
+    """The loaded pool: its code must outlive every thread, so it is never let go."""
+
+    def __init__(self) -> None:
+        exports = ("tz_parallel_for", "tz_pool_init", "tz_pool_configure", "tz_pool_after_fork")
+        self.library = jit.load_object(_object_code(), exports=(*exports, "tz_pool_workers"))
+        i64, pointer = ctypes.c_int64, ctypes.c_void_p
+        launch, init, configure, after_fork = map(self.library.address, exports)
+        self.symbols = MappingProxyType({"tz_parallel_for": launch})
+        self.launch = ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64)(launch)
+        self.configure = ctypes.CFUNCTYPE(None, i64, i64)(configure)
+        self.workers = ctypes.c_int64.from_address(self.library.address("tz_pool_workers"))
+        self.settings: tuple[int, int] | None = None
+        ctypes.CFUNCTYPE(None)(init)()
+        if hasattr(os, "register_at_fork"):
+            # No worker survives in a child: forget them, and start new ones when needed.
+            os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(after_fork))
+
+
+_the_pool: _Pool | None = None
+_pool_lock = threading.Lock()
+
+
+def _pool() -> _Pool:
+    global _the_pool
+    if _the_pool is None:
+        with _pool_lock:
+            if _the_pool is None:
+                _the_pool = _Pool()
+        sync()
+    return _the_pool
+
+
+def _object_code() -> bytes:
+    text = pool_ir(_system())
+    cache, key = default_cache(), make_key("pool", text)
+    code = cache.get(key)
+    if code is None:
+        code = jit.compile_object(text, host())
+        cache.put(key, code)
+    return code
+
+
+@dataclass(frozen=True)
+class System:
+    """What the pool needs of a processor and an operating system, as LLVM IR."""
+
+    pause: str
+    """One instruction that makes a spinning thread cheap for its neighbours."""
+    futex: int
+    """The number of Linux's futex system call; 0 where there is none and sleepers poll."""
+    set_mask: int
+    """The value of SIG_SETMASK."""
+    bus_error: int
+    """The value of SIGBUS."""
+
+
+_PAUSE = {
+    "x86_64": "call void @llvm.x86.sse2.pause()",
+    "aarch64": 'call void asm sideeffect "isb", ""()',
+}
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+
+
+def _system() -> System:
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(
+        platform.machine().lower(), platform.machine()
+    )
+    linux = sys.platform == "linux"
+    return System(
+        pause=_PAUSE.get(machine, "fence seq_cst"),
+        futex=_FUTEX.get(machine, 0) if linux else 0,
+        set_mask=2 if linux else 3,
+        bus_error=7 if linux else 10,
+    )
+
+
+def _sleeping(system: System) -> str:
+    if not system.futex:
+        return """
+; Without a futex a sleeper polls, and waking is left to its alarm.
+declare i32 @usleep(i32)
+define internal void @sleep_while(ptr %word, i32 %value) nounwind {
+  %slept = call i32 @usleep(i32 100)
+  ret void
+}
+define internal void @wake(ptr %word, i32 %count) nounwind {
+  ret void
+}"""
+    return f"""
+declare i64 @syscall(i64, ...)
+; Sleeps if *word is still equal to value; may also wake up for no reason.
+define internal void @sleep_while(ptr %word, i32 %value) nounwind {{
+  %r = call i64 (i64, ...) @syscall(i64 {system.futex}, ptr %word, i64 128, i32 %value,
+                                    ptr null, ptr null, i64 0)
+  ret void
+}}
+define internal void @wake(ptr %word, i32 %count) nounwind {{
+  %r = call i64 (i64, ...) @syscall(i64 {system.futex}, ptr %word, i64 129, i32 %count,
+                                    ptr null, ptr null, i64 0)
+  ret void
+}}"""
+
+
+def pool_ir(system: System) -> str:
+    """Write the pool as LLVM IR for one kind of machine."""
+    return f"""
+; owned, caller asleep, fn, ctx, chunks, chunks per ticket, tickets run by workers
+%Job = type {{ i32, i32, ptr, ptr, i64, i64, i64, [16 x i8] }}
+
+@states = internal global [{_SLOTS} x i64] zeroinitializer, align 64
+@jobs = internal global [{_SLOTS} x %Job] zeroinitializer, align 64
+; 1 for each worker that sleeps, or is about to
+@beds = internal global [{_MAX_WORKERS + 1} x i32] zeroinitializer, align 64
+@tz_pool_workers = global i64 0, align 64
+@worker_cap = internal global i64 {_MAX_WORKERS}, align 8
+@default_threads = internal global i64 1, align 8
+@spin = internal global i64 0, align 8
+@starting = internal global i32 0, align 8
+@inside_key = internal global i64 0, align 8
+
+declare void @llvm.x86.sse2.pause()
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.smin.i64(i64, i64)
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_detach(i64)
+declare i32 @pthread_key_create(ptr, ptr)
+declare ptr @pthread_getspecific(i64)
+declare i32 @pthread_setspecific(i64, ptr)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+declare i32 @sigfillset(ptr)
+declare i32 @sigdelset(ptr, i32)
+{_sleeping(system)}
+
+define void @tz_pool_init() nounwind {{
+  %r = call i32 @pthread_key_create(ptr @inside_key, ptr null)
+  ret void
+}}
+
+define void @tz_pool_configure(i64 %threads, i64 %spin) nounwind {{
+  store atomic i64 %threads, ptr @default_threads monotonic, align 8
+  store atomic i64 %spin, ptr @spin monotonic, align 8
+  ret void
+}}
+
+define void @tz_pool_after_fork() nounwind {{
+  store [{_SLOTS} x i64] zeroinitializer, ptr @states
+  store [{_SLOTS} x %Job] zeroinitializer, ptr @jobs
+  call void @llvm.memset.p0.i64(ptr @beds, i8 0, i64 {4 * (_MAX_WORKERS + 1)}, i1 false)
+  store i64 0, ptr @tz_pool_workers
+  store i64 {_MAX_WORKERS}, ptr @worker_cap
+  store i32 0, ptr @starting
+  ret void
+}}
+
+; Whether a state has a ticket left that this worker may take; callers are worker -1.
+define internal i1 @is_open(i64 %state, i64 %worker) alwaysinline nounwind {{
+  %next = and i64 %state, {_MAX_TICKETS}
+  %rest = lshr i64 %state, {_TICKET_BITS}
+  %tickets = and i64 %rest, {_MAX_TICKETS}
+  %allowed = lshr i64 %state, {2 * _TICKET_BITS}
+  %left = icmp ult i64 %next, %tickets
+  %may = icmp slt i64 %worker, %allowed
+  %open = and i1 %left, %may
+  ret i1 %open
+}}
+
+; Takes tickets of one slot and runs their chunks until none is left; tells how many it took.
+define internal i64 @drain(i64 %slot, i64 %worker) nounwind {{
+entry:
+  %state = getelementptr i64, ptr @states, i64 %slot
+  %job = getelementptr %Job, ptr @jobs, i64 %slot
+  %fn.at = getelementptr %Job, ptr %job, i64 0, i32 2
+  %ctx.at = getelementptr %Job, ptr %job, i64 0, i32 3
+  %n.at = getelementptr %Job, ptr %job, i64 0, i32 4
+  %grain.at = getelementptr %Job, ptr %job, i64 0, i32 5
+  br label %look
+look:
+  %ran = phi i64 [ 0, %entry ], [ %ran, %take ], [ %ran.next, %ticket.done ]
+  %seen = load atomic i64, ptr %state acquire, align 8
+  %open = call i1 @is_open(i64 %seen, i64 %worker)
+  br i1 %open, label %take, label %out
+take:
+  %taken = add i64 %seen, 1
+  %swap = cmpxchg ptr %state, i64 %seen, i64 %taken acq_rel monotonic
+  %won = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %won, label %ticket, label %look
+ticket:
+  %number = and i64 %seen, {_MAX_TICKETS}
+  %fn = load ptr, ptr %fn.at
+  %ctx = load ptr, ptr %ctx.at
+  %n = load i64, ptr %n.at
+  %grain = load i64, ptr %grain.at
+  %first = mul i64 %number, %grain
+  %past = add i64 %first, %grain
+  %end = call i64 @llvm.umin.i64(i64 %past, i64 %n)
+  br label %chunks
+chunks:
+  %chunk = phi i64 [ %first, %ticket ], [ %chunk.next, %call ]
+  %more = icmp ult i64 %chunk, %end
+  br i1 %more, label %call, label %ticket.done
+call:
+  call void %fn(ptr %ctx, i64 %chunk)
+  %chunk.next = add i64 %chunk, 1
+  br label %chunks
+ticket.done:
+  %ran.next = add i64 %ran, 1
+  br label %look
+out:
+  ret i64 %ran
+}}
+
+; The first slot with a ticket for this worker, or -1. Sequentially consistent loads: going to
+; sleep relies on seeing either the new job here or the sleeper there (Dekker).
+define internal i64 @find_work(i64 %worker) nounwind {{
+entry:
+  br label %look
+look:
+  %slot = phi i64 [ 0, %entry ], [ %slot.next, %on ]
+  %at = getelementptr i64, ptr @states, i64 %slot
+  %state = load atomic i64, ptr %at seq_cst, align 8
+  %open = call i1 @is_open(i64 %state, i64 %worker)
+  br i1 %open, label %found, label %on
+on:
+  %slot.next = add i64 %slot, 1
+  %last = icmp eq i64 %slot.next, {_SLOTS}
+  br i1 %last, label %nothing, label %look
+found:
+  ret i64 %slot
+nothing:
+  ret i64 -1
+}}
+
+; Wakes sleepers who may help with a slot: no more than it has tickets for besides our own.
+define internal void @wake_helpers(i64 %slot) nounwind {{
+entry:
+  %state.at = getelementptr i64, ptr @states, i64 %slot
+  %state = load atomic i64, ptr %state.at monotonic, align 8
+  %next = and i64 %state, {_MAX_TICKETS}
+  %rest = lshr i64 %state, {_TICKET_BITS}
+  %tickets = and i64 %rest, {_MAX_TICKETS}
+  %allowed = lshr i64 %state, {2 * _TICKET_BITS}
+  %left = sub i64 %tickets, %next
+  %others = sub i64 %left, 1
+  %goal = call i64 @llvm.smin.i64(i64 %others, i64 {_WAKE_FAN_OUT})
+  %workers = load atomic i64, ptr @tz_pool_workers monotonic, align 8
+  %end = call i64 @llvm.umin.i64(i64 %allowed, i64 %workers)
+  br label %look
+look:
+  %worker = phi i64 [ 0, %entry ], [ %worker.next, %on ]
+  %woken = phi i64 [ 0, %entry ], [ %woken.next, %on ]
+  %any = icmp ult i64 %worker, %end
+  %wants = icmp slt i64 %woken, %goal
+  %go = and i1 %any, %wants
+  br i1 %go, label %peek, label %out
+peek:
+  %bed = getelementptr i32, ptr @beds, i64 %worker
+  %asleep = load atomic i32, ptr %bed seq_cst, align 4
+  %sleeps = icmp ne i32 %asleep, 0
+  br i1 %sleeps, label %rouse, label %on
+rouse:
+  %swap = cmpxchg ptr %bed, i32 1, i32 0 seq_cst monotonic
+  %won = extractvalue {{ i32, i1 }} %swap, 1
+  br i1 %won, label %shake, label %on
+shake:
+  call void @wake(ptr %bed, i32 1)
+  br label %on
+on:
+  %one = phi i64 [ 0, %peek ], [ 0, %rouse ], [ 1, %shake ]
+  %woken.next = add i64 %woken, %one
+  %worker.next = add i64 %worker, 1
+  br label %look
+out:
+  ret void
+}}
+
+define internal ptr @worker_main(ptr %arg) nounwind {{
+entry:
+  %me = ptrtoint ptr %arg to i64
+  %bed = getelementptr i32, ptr @beds, i64 %me
+  %key = load i64, ptr @inside_key
+  %r = call i32 @pthread_setspecific(i64 %key, ptr inttoptr (i64 1 to ptr))
+  br label %idle
+idle:
+  %turn = phi i64 [ 0, %entry ], [ %turn.next, %breathe ], [ 0, %awake ], [ 0, %worked ]
+  %slept = phi i1 [ 0, %entry ], [ %slept, %breathe ], [ 1, %awake ], [ 0, %worked ]
+  %slot = call i64 @find_work(i64 %me)
+  %none = icmp slt i64 %slot, 0
+  br i1 %none, label %rest, label %work
+rest:
+  %patience = load atomic i64, ptr @spin monotonic, align 8
+  %wait = icmp ult i64 %turn, %patience
+  br i1 %wait, label %breathe, label %sleep
+breathe:
+  {system.pause}
+  %turn.next = add i64 %turn, 1
+  br label %idle
+sleep:
+  %in = atomicrmw xchg ptr %bed, i32 1 seq_cst
+  %again = call i64 @find_work(i64 %me)
+  %still = icmp slt i64 %again, 0
+  br i1 %still, label %really, label %awake
+really:
+  call void @sleep_while(ptr %bed, i32 1)
+  br label %awake
+awake:
+  store atomic i32 0, ptr %bed release, align 4
+  br label %idle
+work:
+  br i1 %slept, label %pass.on, label %run
+pass.on:
+  call void @wake_helpers(i64 %slot)
+  br label %run
+run:
+  %ran = call i64 @drain(i64 %slot, i64 %me)
+  %idled = icmp eq i64 %ran, 0
+  br i1 %idled, label %worked, label %report
+report:
+  %done.at = getelementptr %Job, ptr @jobs, i64 %slot, i32 6
+  %asleep.at = getelementptr %Job, ptr @jobs, i64 %slot, i32 1
+  %before = atomicrmw add ptr %done.at, i64 %ran seq_cst
+  %asleep = load atomic i32, ptr %asleep.at seq_cst, align 4
+  %must = icmp ne i32 %asleep, 0
+  br i1 %must, label %wake.caller, label %worked
+wake.caller:
+  ; The slot may have a new owner by now: whoever sees a wake-up it did not need looks again.
+  store atomic i32 0, ptr %asleep.at seq_cst, align 4
+  call void @wake(ptr %asleep.at, i32 1)
+  br label %worked
+worked:
+  br label %idle
+}}
+
+; Starts workers until there are so many. Who finds another thread at it goes on without.
+define internal void @start_workers(i64 %wanted) noinline nounwind {{
+entry:
+  %thread = alloca i64
+  %blocked = alloca [128 x i8], align 16
+  %before = alloca [128 x i8], align 16
+  %swap = cmpxchg ptr @starting, i32 0, i32 1 acquire monotonic
+  %won = extractvalue {{ i32, i1 }} %swap, 1
+  br i1 %won, label %mask, label %out
+mask:
+  ; Signals belong to the threads of the program; only our own faults are ours.
+  %m0 = call i32 @sigfillset(ptr %blocked)
+  %m1 = call i32 @sigdelset(ptr %blocked, i32 4)
+  %m2 = call i32 @sigdelset(ptr %blocked, i32 {system.bus_error})
+  %m3 = call i32 @sigdelset(ptr %blocked, i32 8)
+  %m4 = call i32 @sigdelset(ptr %blocked, i32 11)
+  %m5 = call i32 @pthread_sigmask(i32 {system.set_mask}, ptr %blocked, ptr %before)
+  br label %next
+next:
+  %have = load i64, ptr @tz_pool_workers
+  %cap = load atomic i64, ptr @worker_cap monotonic, align 8
+  %goal = call i64 @llvm.smin.i64(i64 %wanted, i64 %cap)
+  %more = icmp slt i64 %have, %goal
+  br i1 %more, label %start, label %unmask
+start:
+  %name = inttoptr i64 %have to ptr
+  %failed = call i32 @pthread_create(ptr %thread, ptr null, ptr @worker_main, ptr %name)
+  %ok = icmp eq i32 %failed, 0
+  br i1 %ok, label %started, label %full
+started:
+  %id = load i64, ptr %thread
+  %d = call i32 @pthread_detach(i64 %id)
+  %count = add i64 %have, 1
+  store atomic i64 %count, ptr @tz_pool_workers monotonic, align 8
+  br label %next
+full:
+  store atomic i64 %have, ptr @worker_cap monotonic, align 8
+  br label %unmask
+unmask:
+  %m6 = call i32 @pthread_sigmask(i32 {system.set_mask}, ptr %before, ptr null)
+  store atomic i32 0, ptr @starting release, align 4
+  br label %out
+out:
+  ret void
+}}
+
+; A slot for this launch alone, or -1 when all are taken.
+define internal i64 @take_slot() nounwind {{
+entry:
+  br label %look
+look:
+  %slot = phi i64 [ 0, %entry ], [ %slot.next, %on ]
+  %owned.at = getelementptr %Job, ptr @jobs, i64 %slot
+  %owned = load atomic i32, ptr %owned.at monotonic, align 4
+  %free = icmp eq i32 %owned, 0
+  br i1 %free, label %try, label %on
+try:
+  %swap = cmpxchg ptr %owned.at, i32 0, i32 1 acquire monotonic
+  %won = extractvalue {{ i32, i1 }} %swap, 1
+  br i1 %won, label %found, label %on
+on:
+  %slot.next = add i64 %slot, 1
+  %last = icmp eq i64 %slot.next, {_SLOTS}
+  br i1 %last, label %nothing, label %look
+found:
+  ret i64 %slot
+nothing:
+  ret i64 -1
+}}
+
+define void @tz_parallel_for(ptr %fn, ptr %ctx, i64 %n, i64 %max_threads) nounwind {{
+entry:
+  %single = icmp sle i64 %n, 1
+  br i1 %single, label %serial, label %cap
+cap:
+  %default = load atomic i64, ptr @default_threads monotonic, align 8
+  %lower = call i64 @llvm.smin.i64(i64 %max_threads, i64 %default)
+  %capped = icmp sgt i64 %max_threads, 0
+  %threads = select i1 %capped, i64 %lower, i64 %default
+  %alone = icmp sle i64 %threads, 1
+  br i1 %alone, label %serial, label %check.nested
+check.nested:
+  %key = load i64, ptr @inside_key
+  %inside = call ptr @pthread_getspecific(i64 %key)
+  %nested = icmp ne ptr %inside, null
+  br i1 %nested, label %serial, label %staff
+staff:
+  %useful = call i64 @llvm.smin.i64(i64 %threads, i64 %n)
+  %helpers = sub i64 %useful, 1
+  %workers = load atomic i64, ptr @tz_pool_workers monotonic, align 8
+  %cap.now = load atomic i64, ptr @worker_cap monotonic, align 8
+  %goal = call i64 @llvm.smin.i64(i64 %helpers, i64 %cap.now)
+  %few = icmp slt i64 %workers, %goal
+  br i1 %few, label %hire, label %open
+hire:
+  call void @start_workers(i64 %helpers)
+  br label %open
+open:
+  %slot = call i64 @take_slot()
+  %busy = icmp slt i64 %slot, 0
+  br i1 %busy, label %serial, label %fill
+fill:
+  %job = getelementptr %Job, ptr @jobs, i64 %slot
+  %asleep.at = getelementptr %Job, ptr %job, i64 0, i32 1
+  %fn.at = getelementptr %Job, ptr %job, i64 0, i32 2
+  %ctx.at = getelementptr %Job, ptr %job, i64 0, i32 3
+  %n.at = getelementptr %Job, ptr %job, i64 0, i32 4
+  %grain.at = getelementptr %Job, ptr %job, i64 0, i32 5
+  %done.at = getelementptr %Job, ptr %job, i64 0, i32 6
+  %n.less = sub i64 %n, 1
+  %grain.less = udiv i64 %n.less, {_MAX_TICKETS}
+  %grain = add i64 %grain.less, 1
+  %tickets.less = udiv i64 %n.less, %grain
+  %tickets = add i64 %tickets.less, 1
+  store atomic i32 0, ptr %asleep.at monotonic, align 4
+  store ptr %fn, ptr %fn.at
+  store ptr %ctx, ptr %ctx.at
+  store i64 %n, ptr %n.at
+  store i64 %grain, ptr %grain.at
+  store atomic i64 0, ptr %done.at monotonic, align 8
+  %tickets.up = shl i64 %tickets, {_TICKET_BITS}
+  %allowed = sub i64 %threads, 1
+  %allowed.up = shl i64 %allowed, {2 * _TICKET_BITS}
+  %opened = or i64 %tickets.up, %allowed.up
+  %state = getelementptr i64, ptr @states, i64 %slot
+  %closed = atomicrmw xchg ptr %state, i64 %opened seq_cst
+  call void @wake_helpers(i64 %slot)
+  %in = call i32 @pthread_setspecific(i64 %key, ptr inttoptr (i64 1 to ptr))
+  %own = call i64 @drain(i64 %slot, i64 -1)
+  %out = call i32 @pthread_setspecific(i64 %key, ptr null)
+  %theirs = sub i64 %tickets, %own
+  br label %wait
+wait:
+  %turn = phi i64 [ 0, %fill ], [ %turn.next, %breathe ], [ 0, %doze ]
+  %done = load atomic i64, ptr %done.at acquire, align 8
+  %finished = icmp eq i64 %done, %theirs
+  br i1 %finished, label %close, label %patience
+patience:
+  %limit = load atomic i64, ptr @spin monotonic, align 8
+  %spins = icmp ult i64 %turn, %limit
+  br i1 %spins, label %breathe, label %drowse
+breathe:
+  {system.pause}
+  %turn.next = add i64 %turn, 1
+  br label %wait
+drowse:
+  %awake = atomicrmw xchg ptr %asleep.at, i32 1 seq_cst
+  %done.now = load atomic i64, ptr %done.at seq_cst, align 8
+  %finished.now = icmp eq i64 %done.now, %theirs
+  br i1 %finished.now, label %close, label %doze
+doze:
+  call void @sleep_while(ptr %asleep.at, i32 1)
+  br label %wait
+close:
+  store atomic i32 0, ptr %job release, align 4
+  ret void
+serial:
+  %empty = icmp sle i64 %n, 0
+  br i1 %empty, label %end, label %one
+one:
+  %i = phi i64 [ 0, %serial ], [ %i.next, %one ]
+  call void %fn(ptr %ctx, i64 %i)
+  %i.next = add i64 %i, 1
+  %last = icmp eq i64 %i.next, %n
+  br i1 %last, label %end, label %one
+end:
+  ret void
+}}
+"""

@@ -1,0 +1,143 @@
+"""A room imports only from the rooms below it.
+
+A room is a folder of the package; `base` (what all others may use) and `top` (the other files at
+the top) are two more. An import counts wherever it stands: at the head of a file, inside a
+function, or under TYPE_CHECKING.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import terrazzo.errors
+
+BASE = {"errors", "version", "knobs", "dtypes", "index", "shapes", "scalar"}
+
+# What each room may import besides itself, from the lowest room to the highest. "graph.ir" is that
+# one file of a room: operators are made of graph nodes, but know nothing of what is done to them.
+ROOMS: dict[str, set[str]] = {
+    "base": set(),
+    "expr": {"base"},
+    "ops": {"base", "expr", "graph.ir", "graph.trace"},
+    "graph": {"base", "expr", "ops"},
+    "loop": {"base", "expr"},
+    "chips": {"base", "expr", "loop"},
+    "codegen": {"base", "expr", "loop", "chips"},
+    "runtime": {"base", "expr", "loop", "codegen", "chips", "graph", "ops"},
+    "frontends": {"base", "expr", "ops", "graph"},
+    "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "frontends"},
+}
+
+PACKAGE = Path(terrazzo.errors.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(file: Path) -> tuple[str, ...]:
+    """The dotted name of a file below the package, as parts: () is the package itself."""
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+MODULES = {module_of(file) for file in FILES} | {module_of(file)[:-1] for file in FILES}
+
+
+def room_of(module: tuple[str, ...]) -> str:
+    if not module:
+        return "top"
+    if module[0] in BASE:
+        return "base"
+    return module[0] if len(module) > 1 or module[0] in ROOMS else "top"
+
+
+def imported_modules(
+    source: str, importer: tuple[str, ...], is_package: bool
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Every terrazzo module that a source text imports, with the line that does it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first, *rest = alias.name.split(".")
+                if first == "terrazzo":
+                    yield node.lineno, tuple(rest)
+        elif isinstance(node, ast.ImportFrom):
+            named = tuple(node.module.split(".")) if node.module else ()
+            if node.level:
+                package = importer if is_package else importer[:-1]
+                origin = package[: len(package) - (node.level - 1)] + named
+            elif named[0] == "terrazzo":
+                origin = named[1:]
+            else:
+                continue
+            for alias in node.names:
+                # `from terrazzo.graph import ir` means the file ir, not the whole room.
+                submodule = (*origin, alias.name)
+                yield node.lineno, submodule if submodule in MODULES else origin
+
+
+def is_allowed(importer: tuple[str, ...], imported: tuple[str, ...]) -> bool:
+    here, there = room_of(importer), room_of(imported)
+    return here == there or there in ROOMS[here] or ".".join(imported) in ROOMS[here]
+
+
+def violations(source: str, importer: tuple[str, ...], is_package: bool = False) -> list[str]:
+    return [
+        f"line {line}: room {room_of(importer)!r} imports terrazzo.{'.'.join(imported)}"
+        for line, imported in imported_modules(source, importer, is_package)
+        if not is_allowed(importer, imported)
+    ]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_only_from_rooms_below(file: Path) -> None:
+    importer = module_of(file)
+    assert room_of(importer) in ROOMS, "a new room: say in ROOMS what it may import"
+    assert not violations(file.read_text(), importer, file.name == "__init__.py")
+
+
+def test_table_has_no_circle() -> None:
+    settled: set[str] = set()
+    rooms = {
+        # The files of graph that ops may use are no dependency on the room.
+        room: {other for other in below if "." not in other}
+        for room, below in ROOMS.items()
+    }
+    while rooms.keys() - settled:
+        ready = {room for room in rooms.keys() - settled if rooms[room] <= settled}
+        assert ready, f"these rooms import each other: {sorted(rooms.keys() - settled)}"
+        settled |= ready
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("expr", "from terrazzo.loop import nodes"),
+        ("expr", "import terrazzo.codegen.llvm"),
+        ("loop", "def f():\n    from ..codegen import llvm"),
+        ("ops", "from terrazzo.graph.autodiff import grad"),
+        ("graph", "import terrazzo as tz"),
+        ("graph", "from terrazzo import compiler"),
+        ("chips", "from ..runtime.pool import Pool"),
+    ],
+)
+def test_upward_imports_are_found(room: str, source: str) -> None:
+    assert len(violations(source, (room, "file"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("expr", "from terrazzo import dtypes"),
+        ("expr", "from ..errors import ShapeError"),
+        ("expr", "from .nodes import Load"),
+        ("ops", "from terrazzo.graph.ir import Node"),
+        ("ops", "from terrazzo.graph.trace import Traced"),
+        ("runtime", "from terrazzo.codegen.llvm import emit"),
+        ("loop", "import numpy\nfrom dataclasses import dataclass"),
+    ],
+)
+def test_downward_imports_are_not(room: str, source: str) -> None:
+    assert not violations(source, (room, "file"))
