@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from terrazzo.errors import ShapeError
+from terrazzo.errors import AxisError, BroadcastError
 from terrazzo.index import Index, Var, proves_eq
 
 Shape: TypeAlias = tuple[Index, ...]
@@ -33,33 +33,34 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     Dimensions are aligned from the right; of each set, those that are not 1 must be provably equal.
     """
     rank = max(map(len, shapes), default=0)
-    result: list[Index] = []
-    for axis in range(-rank, 0):
-        size: Index = 1
-        for shape in shapes:
-            if -axis > len(shape) or shape[axis] == 1:
-                continue
-            if size == 1:
-                size = shape[axis]
-            elif not proves_eq(size, shape[axis]):
-                operands = " and ".join(map(dims_text, shapes))
-                raise ShapeError(
-                    f"shapes {operands} do not broadcast: axis {axis} is {size} in one operand "
-                    f"and {shape[axis]} in another. Make the two equal or one of them 1"
-                    + ("" if isinstance(size, int) and isinstance(shape[axis], int) else
-                       "; symbolic dimensions are equal only if they have the same name")
-                    + "."
-                )  # fmt: skip
-        result.append(size)
-    return tuple(result)
+    return tuple(_broadcast_axis(axis, shapes) for axis in range(-rank, 0))
+
+
+def _broadcast_axis(axis: int, shapes: tuple[Shape, ...]) -> Index:
+    sizes = [shape[axis] for shape in shapes if -axis <= len(shape) and shape[axis] != 1]
+    for size in sizes[1:]:
+        if not proves_eq(sizes[0], size):
+            known = isinstance(sizes[0], int) and isinstance(size, int)
+            raise BroadcastError(
+                f"shapes {' and '.join(map(dims_text, shapes))} do not broadcast: "
+                f"axis {axis} is {sizes[0]} in one operand and {size} in another",
+                hint=None if known else _SYMBOLIC_HINT,
+            )
+    return sizes[0] if sizes else 1
+
+
+_SYMBOLIC_HINT = (
+    "sizes must be equal or 1, and a symbolic size is equal only to the same dimension; "
+    "give both operands the same dimension, or known sizes"
+)
 
 
 def normalize_axis(axis: int, rank: int) -> int:
     """An axis counted from the front, given one that may count from the back."""
     axis = operator.index(axis)
     if not -rank <= axis < rank:
-        allowed = f"use {-rank} to {rank - 1}" if rank else "a scalar has no axes"
-        raise ShapeError(f"axis {axis} does not exist in a tensor of rank {rank}; {allowed}.")
+        hint = f"use {-rank} to {rank - 1}" if rank else "a scalar has no axes; leave the axis out"
+        raise AxisError(f"axis {axis} does not exist in a tensor of rank {rank}", hint=hint)
     return axis % rank
 
 
@@ -70,7 +71,7 @@ def normalize_axes(axes: int | Iterable[int] | None, rank: int) -> tuple[int, ..
     given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     normal = sorted(normalize_axis(axis, rank) for axis in given)
     if len(set(normal)) < len(normal):
-        raise ShapeError(f"axes {given} name an axis of a tensor of rank {rank} twice.")
+        raise AxisError(f"axes {given} name an axis of a tensor of rank {rank} twice")
     return tuple(normal)
 
 

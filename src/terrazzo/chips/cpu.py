@@ -26,7 +26,7 @@ _NEEDS_WIDER_THAN = {
 _GUESSED_CLOCK_GHZ = 2.5
 # One core of a current server or desktop draws 10-25 GB/s; sockets saturate near 200-300 GB/s.
 _GBPS_PER_CORE, _GBPS_PER_SOCKET = 18.0, 250.0
-# Measured with the pool: chunks of a launch start on sleeping workers after about this long.
+# A launch of the pool whose workers are awake: 0.1 us for 2 chunks, 0.3 us for 8, measured.
 _LAUNCH_COST_US = 0.3
 
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from terrazzo.dtypes import complex128, float64
 from terrazzo.graph.ir import Graph, Node, TensorType, expand
-from terrazzo.graph.ir import Graph as _Graph
-from terrazzo.index import Var, evaluate, free_vars
+from terrazzo.index import IndexExpr, Var, evaluate
 
 
 def run(graph: Graph, arrays: Sequence[np.ndarray], *, wide: bool = False) -> list[np.ndarray]:
@@ -42,8 +41,7 @@ def concrete(value: Any, dims: Mapping[Var, int]) -> Any:
     """Sizes in place of symbolic dimensions, in attributes and shapes."""
     if isinstance(value, tuple):
         return tuple(concrete(v, dims) for v in value)
-    if not isinstance(value, (int, float, str, np.ndarray, type(None), _Graph)) and hasattr(
-            value, "args") and free_vars(value):
+    if isinstance(value, IndexExpr):
         return int(evaluate(value, dict(dims)))
     return value
 

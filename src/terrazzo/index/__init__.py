@@ -35,7 +35,6 @@ from terrazzo.index.queries import (
     free_vars,
     interpret,
     substitute,
-    to_tree,
     without,
 )
 from terrazzo.index.rules import RULES, Rule
@@ -66,6 +65,5 @@ __all__ = [
     "proves_le",
     "proves_lt",
     "substitute",
-    "to_tree",
     "without",
 ]

@@ -11,6 +11,7 @@ import operator
 import threading
 from collections.abc import Callable
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -162,7 +163,8 @@ class Max(IndexExpr):
 
 Node = TypeVar("Node", bound=IndexExpr)
 _nodes: WeakValueDictionary[tuple[Any, ...], IndexExpr] = WeakValueDictionary()
-_nodes_lock = threading.Lock()
+# Reentrant, because collecting garbage inside it may run code that builds expressions.
+_nodes_lock = threading.RLock()
 
 
 def intern(cls: type[Node], *values: Any) -> Node:
@@ -198,7 +200,7 @@ def sort_key(value: Any) -> Any:
 
 
 def _is_index(value: object) -> bool:
-    return isinstance(value, IndexExpr) or hasattr(value, "__index__")
+    return isinstance(value, (IndexExpr, int, Integral))
 
 
 # ---------------------------------------------------------------------------------- polynomials
@@ -360,8 +362,8 @@ def _operands(num: Index, den: Index, sign: str) -> tuple[Index, Index]:
 
 
 def _plain(e: Index) -> Index:
-    """The expression itself, but a number where only one value is possible."""
-    return e if isinstance(e, Sum) else canonical(dict(items(e)))
+    """The expression itself, but a number where a variable has only one value."""
+    return canonical(dict(items(e))) if isinstance(e, Var) or not isinstance(e, IndexExpr) else e
 
 
 def _simplify(operation: str, *operands: Any) -> Index | None:
@@ -403,7 +405,7 @@ def _extremum(operation: str, a: Index, b: Index) -> Index:
     return intern(kind, tuple(sorted(args, key=sort_key)))
 
 
-# --------------------------------------------------------------------------- bounds and proofs
+# ---------------------------------------------------------------------------------------- bounds
 
 
 def bounds(e: Index) -> Interval:
@@ -467,7 +469,7 @@ def _interval_product(a: Interval, b: Interval) -> Interval:
 # ----------------------------------------------------------------------------------------- text
 
 # How tightly a piece of text holds together; a looser piece inside a tighter one gets parentheses.
-_LOOSE, _PRODUCT, _ATOM = 0, 1, 2
+_SUM, _QUOTIENT, _PRODUCT, _ATOM = range(4)
 
 
 def text_of(e: Index, name: Callable[[Var], str]) -> tuple[str, int]:
@@ -481,18 +483,21 @@ def text_of(e: Index, name: Callable[[Var], str]) -> tuple[str, int]:
         return name(e), _ATOM
     if isinstance(e, FloorDiv | Mod):
         sign = "//" if isinstance(e, FloorDiv) else "%"
-        return f"{inside(e.num, _PRODUCT)} {sign} {inside(e.den, _ATOM)}", _LOOSE
+        return f"{inside(e.num, _PRODUCT)} {sign} {inside(e.den, _ATOM)}", _QUOTIENT
     if isinstance(e, Min | Max):
         function = "min" if isinstance(e, Min) else "max"
-        return f"{function}({', '.join(inside(arg, _LOOSE) for arg in e.args)})", _ATOM
+        return f"{function}({', '.join(inside(arg, _SUM) for arg in e.args)})", _ATOM
     if isinstance(e, int):
-        return str(e), (_ATOM if e >= 0 else _LOOSE)
+        return str(e), (_ATOM if e >= 0 else _SUM)
     assert isinstance(e, Sum)
 
     def product(monomial: Monomial, number: int) -> str:
-        factors = [inside(atom, _ATOM) for atom in monomial]
+        # A leading minus binds tighter than a quotient: -(a // b) is not -a // b.
+        alone = number == 1 and len(monomial) == 1 and added_any
+        factors = [inside(atom, _QUOTIENT if alone else _ATOM) for atom in monomial]
         return "*".join(factors + [str(number)] * (number != 1 or not factors))
 
+    added_any = e.constant > 0 or any(factor > 0 for _, factor in e.terms)
     added = [product(m, factor) for m, factor in e.terms if factor > 0]
     taken = [product(m, -factor) for m, factor in e.terms if factor < 0]
     if e.constant > 0:
@@ -501,6 +506,6 @@ def text_of(e: Index, name: Callable[[Var], str]) -> tuple[str, int]:
         taken.append(str(-e.constant))
     text = " + ".join(added) + "".join(f" - {part}" for part in taken)
     if not added:
-        text = "-" + text[3:]
+        text = "-" + text.removeprefix(" - ")
     single = len(e.terms) == 1 and not e.constant and not taken
-    return text, (_PRODUCT if single else _LOOSE)
+    return text, (_PRODUCT if single else _SUM)

@@ -55,8 +55,8 @@ def _lower_bounds(e: IndexExpr) -> Iterator[tuple[Index, ...]]:
     """Ways to show `0 <= e`: lists of expressions that have to be nonnegative together."""
     for monomial, factor in items(e):
         for atom in dict.fromkeys(monomial):
-            if isinstance(atom, Var) and not isinstance(atom.hi, IndexExpr):
-                continue
+            if isinstance(atom, Var) and len(monomial) == 1 and not isinstance(atom.hi, IndexExpr):
+                continue  # intervals already say all there is to say
             scale = canonical({without_atom(monomial, atom): factor})
             low, high = bounds(scale)
             others = e - scale * atom
@@ -75,6 +75,8 @@ def _with_atom_small(others: Index, scale: Index, atom: IndexExpr) -> Iterator[t
         yield (others,)
     elif isinstance(atom, FloorDiv):
         yield (_times_divisor(others, scale, atom, atom.num - atom.den + 1),)
+    elif isinstance(atom, Var) and atom.lo is not None:
+        yield (others + scale * atom.lo,)
 
 
 def _with_atom_large(others: Index, scale: Index, atom: IndexExpr) -> Iterator[tuple[Index, ...]]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Generic, TypeVar
 
 from terrazzo.index.nodes import (
@@ -27,6 +26,7 @@ from terrazzo.index.nodes import (
     minimum,
     modulo,
     multiply,
+    sort_key,
     text_of,
     without_atom,
 )
@@ -146,69 +146,48 @@ def substitute(e: Index, values: Mapping[Var, Index]) -> Index:
     )
 
 
-def to_tree(e: Index) -> Any:
-    """The expression as nested tuples, operator first: `("+", ("*", i, 1024), j)`."""
-
-    def node(sign: str) -> Callable[[Any, Any], Any]:
-        return lambda a, b: (sign, a, b)
-
-    return interpret(
-        e,
-        Algebra[Any](
-            constant=lambda number: number,
-            variable=lambda var: var,
-            add=node("+"),
-            multiply=node("*"),
-            floordiv=node("//"),
-            mod=node("%"),
-            minimum=node("min"),
-            maximum=node("max"),
-        ),
-    )
-
-
 def evaluate(e: Index, values: Mapping[Any, Any]) -> Any:
     """The number an expression stands for, given each variable (or its name) a number or an array.
 
     With numpy arrays as values the result is an array, computed element by element.
     """
-
-    def lookup(var: Var) -> Any:
+    if not isinstance(e, IndexExpr):
+        return e
+    variables, function = _compiled(e)
+    numbers = []
+    for var in variables:
         if var in values:
-            return values[var]
-        if var.name in values:
-            return values[var.name]
-        raise KeyError(f"no value was given for '{var.name}' in '{e}'")
-
-    return interpret(
-        e,
-        Algebra[Any](
-            constant=lambda number: number,
-            variable=lookup,
-            add=operator.add,
-            multiply=operator.mul,
-            floordiv=operator.floordiv,
-            mod=operator.mod,
-            minimum=_smaller_number,
-            maximum=_larger_number,
-        ),
-    )
+            numbers.append(values[var])
+        elif var.name in values:
+            numbers.append(values[var.name])
+        else:
+            raise KeyError(f"no value was given for '{var.name}' in '{e}'")
+    return function(*numbers)
 
 
-def _smaller_number(a: Any, b: Any) -> Any:
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
+@lru_cache(MEMO_SIZE)
+def _compiled(e: IndexExpr) -> tuple[tuple[Var, ...], Callable[..., Any]]:
+    """The variables of an expression, and Python code for its value as a function of them."""
+    # Interpreters evaluate one address millions of times, and names need not be Python's.
+    names = {var: f"v{at}" for at, var in enumerate(sorted(_variables(e), key=sort_key))}
+    source = f"lambda {', '.join(names.values())}: {compile_python(e, names)}"
+    return tuple(names), eval(source, {"min": _smallest, "max": _largest})
+
+
+def _smallest(*values: Any) -> Any:
+    if all(isinstance(value, int) for value in values):
+        return min(values)
     import numpy
 
-    return numpy.minimum(a, b)
+    return reduce(numpy.minimum, values)
 
 
-def _larger_number(a: Any, b: Any) -> Any:
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
+def _largest(*values: Any) -> Any:
+    if all(isinstance(value, int) for value in values):
+        return max(values)
     import numpy
 
-    return numpy.maximum(a, b)
+    return reduce(numpy.maximum, values)
 
 
 def compile_python(e: Index, names: Mapping[Any, str] | None = None) -> str:

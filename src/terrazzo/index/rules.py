@@ -181,10 +181,9 @@ def _remainder_terms(num: Index, den: Index) -> Matches:
             if isinstance(atom, Mod):
                 ratio = exact_quotient(atom.den, den)
                 if ratio is not None:
-                    rest = canonical({without_atom(monomial, atom): factor})
-                    yield {
-                        "k": rest, "x": atom.num, "a": den, "b": ratio, "y": num - rest * atom
-                    }  # fmt: skip
+                    k = canonical({without_atom(monomial, atom): factor})
+                    y = num - k * atom
+                    yield {"k": k, "x": atom.num, "a": den, "b": ratio, "y": y}
 
 
 def _atoms_with_factors(poly: Polynomial, kind: type[Node]) -> Iterator[tuple[Node, Monomial, int]]:

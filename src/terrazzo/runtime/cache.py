@@ -7,8 +7,8 @@ carries a checksum, so that a damaged one is noticed and made again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import importlib.metadata
 import logging
 import os
 import struct
@@ -20,6 +20,7 @@ from pathlib import Path
 from terrazzo.chips.cpu import host
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.knobs import knobs
+from terrazzo.version import __version__
 
 _log = logging.getLogger("terrazzo")
 
@@ -53,11 +54,7 @@ def make_key(*parts: str | bytes, chip: ChipSpec | None = None) -> str:
 def _versions() -> bytes:
     import llvmlite
 
-    try:
-        own = importlib.metadata.version("terrazzo")
-    except importlib.metadata.PackageNotFoundError:
-        own = "source"
-    return f"terrazzo {own} llvmlite {llvmlite.__version__} layout {_VERSION}".encode()
+    return f"terrazzo {__version__} llvmlite {llvmlite.__version__} layout {_VERSION}".encode()
 
 
 class Cache:
@@ -84,16 +81,12 @@ class Cache:
             return None
         payload = _unwrap(content)
         if payload is None:
-            self._warn(
-                "damaged", f"damaged entry in the compile cache, made again: {path}"
-            )
+            self._warn("damaged", f"damaged entry in the compile cache, made again: {path}")
             _remove(path)
             return None
         # The time of last use, for trimming; a read-only cache still serves.
-        try:
+        with contextlib.suppress(OSError):
             os.utime(path)
-        except OSError:
-            pass
         return payload
 
     def put(self, key: str, payload: bytes) -> None:
@@ -215,7 +208,6 @@ def _unwrap(content: bytes) -> bytes | None:
 
 
 def _remove(path: Path) -> None:
-    try:
+    # Gone already, or not ours to remove: either way no harm is done.
+    with contextlib.suppress(OSError):
         path.unlink()
-    except OSError:  # gone already, or not ours to remove: either way no harm is done
-        pass

@@ -129,7 +129,7 @@ class System:
 
 _PAUSE = {
     "x86_64": "call void @llvm.x86.sse2.pause()",
-    "aarch64": 'call void asm sideeffect "isb", ""()',
+    "aarch64": "call void @llvm.aarch64.isb(i32 15)",
 }
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 
@@ -192,6 +192,7 @@ def pool_ir(system: System) -> str:
 @inside_key = internal global i64 0, align 8
 
 declare void @llvm.x86.sse2.pause()
+declare void @llvm.aarch64.isb(i32)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare i64 @llvm.umin.i64(i64, i64)
 declare i64 @llvm.smin.i64(i64, i64)

@@ -171,9 +171,14 @@ def iota(ty: str) -> Val:
 
 
 class Module:
-    """Collects functions, declarations, constants and metadata of one LLVM module."""
+    """Collects functions, declarations, constants and metadata of one LLVM module.
 
-    def __init__(self) -> None:
+    `features` are LLVM's names of what the processor has (a ChipSpec's features); writers of code
+    may use the instructions they promise, and must do without them when the set is empty.
+    """
+
+    def __init__(self, features: frozenset[str] = frozenset()) -> None:
+        self.features = features
         self._builders: dict[str, Builder] = {}
         self._declarations: dict[str, str] = {}
         self._globals: dict[str, str] = {}
@@ -187,6 +192,10 @@ class Module:
         if builder.name in self._builders:
             raise ValueError(f"function @{builder.name} is defined twice in one module")
         self._builders[builder.name] = builder
+
+    def defines(self, name: str) -> bool:
+        """Whether a function of this name has been added."""
+        return name in self._builders
 
     def declare(self, name: str, ret: str, params: Sequence[str], attrs: str = "") -> None:
         """Declares a function once; a definition in the module takes precedence."""

@@ -6,8 +6,10 @@ executables hold, and loading it needs neither an optimiser nor a target machine
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import re
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -92,10 +94,46 @@ def load_object(
         tracker = linker.link(_lljit(), f"terrazzo_{next(_library_numbers)}")
     except RuntimeError as error:
         raise CodegenError(
-            f"object code for {', '.join(exports) or 'a kernel'} could not be loaded: {error}",
+            f"object code for {', '.join(exports) or 'a kernel'} could not be loaded: {error}"
+            + _name_missing(obj, symbols),
             hint="every function it calls must be in `symbols` or in a library of the process",
         ) from None
     return Library(tracker, exports)
+
+
+def _name_missing(obj: bytes, symbols: Mapping[str, int]) -> str:
+    """List what an ELF object needs and nobody has, which LLVM's own message does not tell."""
+    process = ctypes.CDLL(None)
+    missing = [
+        name
+        for name in _undefined_symbols(obj)
+        if name not in symbols and not hasattr(process, name)
+    ]
+    return f"; nobody defines: {', '.join(missing)}" if missing else ""
+
+
+def _undefined_symbols(obj: bytes) -> list[str]:
+    if obj[:5] != b"\x7fELF\x02" or len(obj) < 64:
+        return []
+    (sections_at,) = struct.unpack_from("<Q", obj, 40)
+    (section_count,) = struct.unpack_from("<H", obj, 60)
+    # name, type, flags, address, offset, size, link, info, alignment, entry size
+    sections = [
+        struct.unpack_from("<IIQQQQIIQQ", obj, sections_at + 64 * number)
+        for number in range(section_count)
+    ]
+    names = []
+    for section in sections:
+        kind, offset, size, link = section[1], section[4], section[5], section[6]
+        if kind != 2:  # SHT_SYMTAB
+            continue
+        strings_at = sections[link][4]
+        for at in range(offset + 24, offset + size, 24):
+            name_at, _, _, defined_in = struct.unpack_from("<IBBH", obj, at)
+            if defined_in == 0:
+                start = strings_at + name_at
+                names.append(obj[start : obj.index(b"\0", start)].decode())
+    return names
 
 
 _load_lock = threading.Lock()
@@ -131,6 +169,7 @@ def _initialize_all_targets() -> None:
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()  # inline assembly aborts the process without it
 
 
 @lru_cache(maxsize=16)
@@ -150,36 +189,34 @@ def _target_machine(key: TargetKey) -> llvm.TargetMachine:
 
 @lru_cache(maxsize=16)
 def _module_header(key: TargetKey) -> str:
-    return (
-        f'target datalayout = "{_target_machine(key).target_data}" target triple = "{key[0]}" '
-    )
+    return f'target datalayout = "{_target_machine(key).target_data}" target triple = "{key[0]}" '
 
 
-@lru_cache(maxsize=16)
-def _passes(key: TargetKey, opt: OptLevel) -> tuple[Any, Any]:
+def _optimize(module: llvm.ModuleRef, key: TargetKey, opt: OptLevel) -> None:
     import llvmlite.binding as llvm
 
+    # Running a pipeline uses it up, so it is built anew each time; that takes 0.2 ms.
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
     builder = llvm.create_pass_builder(_target_machine(key), options)
     if opt == "full":
-        return builder.getModulePassManager(), builder
-    # Generated kernels are already vectorised and blocked: cleaning up addresses is all they
-    # need. This pipeline took 5-10 ms where LLVM's -O1 to -O3 took 20-100 ms, same speed of code.
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_always_inliner_pass()
-    passes.add_sroa_pass()
-    passes.add_instruction_combine_pass()
-    passes.add_new_gvn_pass()
-    passes.add_simplify_cfg_pass()
-    return passes, builder
+        passes = builder.getModulePassManager()
+    else:
+        # Generated kernels are already vectorised and blocked: cleaning up addresses is all they
+        # need. This took 5-10 ms where LLVM's -O1 to -O3 took 20-100 ms, same speed of code.
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_always_inliner_pass()
+        passes.add_sroa_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_new_gvn_pass()
+        passes.add_simplify_cfg_pass()
+    passes.run(module, builder)
 
 
 def _optimized_module(ir_text: str, chip: ChipSpec, opt: OptLevel) -> llvm.ModuleRef:
     module = _parse(ir_text, _target_key(chip))
     if opt != "none":
-        passes, builder = _passes(_target_key(chip), opt)
-        passes.run(module, builder)
+        _optimize(module, _target_key(chip), opt)
     return module
 
 

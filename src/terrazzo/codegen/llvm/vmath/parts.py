@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 
-from terrazzo.codegen.llvm.builder import Builder, Module, Operand, Val, vec
+from terrazzo.codegen.llvm.builder import Builder, Module, Operand, Val, bundle, vec
 
 # Adding 1.5 * 2^mantissa_bits rounds a float to an integer, left in the low bits of the sum.
 ROUNDER_SINGLE = 1.5 * 2.0**23
 ROUNDER_DOUBLE = 1.5 * 2.0**52
 
 
-def poly(b: Builder, x: Val, coefficients: Sequence[float]) -> Val:
+def poly(b: Builder, x: Val, coefficients: Sequence[Operand]) -> Val:
     """Evaluates c0 + c1 x + c2 x^2 + ... by Estrin's scheme, whose dependency chain is short."""
     terms: list[Operand] = list(coefficients)
     power = x
@@ -53,6 +54,21 @@ def widen(b: Builder, x: Val) -> Val:
 
 def narrow(b: Builder, x: Val) -> Val:
     return b.cast("fptrunc", x, "float")
+
+
+def part_by_part(emitter: Callable[..., Val]) -> Callable[..., Val]:
+    """Makes an emitter write the parts of a bundle one after the other.
+
+    For functions in f64: there a part already is two registers, and more at a time only spill.
+    """
+
+    @wraps(emitter)
+    def wrapped(b: Builder, *args: Val) -> Val:
+        count = max(arg.count for arg in args)
+        parts = [[Val(arg.ty, (arg.parts[i % arg.count],)) for arg in args] for i in range(count)]
+        return bundle([emitter(b, *part) for part in parts])
+
+    return wrapped
 
 
 def any_lane(b: Builder, mask: Val) -> Val:

@@ -1,0 +1,110 @@
+"""Conversions between f32 and the small float types, in instructions that vectorise.
+
+f16 has instructions of its own on every CPU we target. bf16 and the two fp8 types go through
+integer operations: LLVM would turn them into scalar library calls. fp8 values are held as i8.
+Rounding is to nearest, ties to even; what overflows becomes nan in e4m3fn, which has no
+infinities, and infinity in e5m2, as in ml_dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from terrazzo.codegen.llvm.builder import Builder, Val
+
+__all__ = ["from_f32", "to_f32"]
+
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+
+
+@dataclass(frozen=True, slots=True)
+class _Small:
+    """How an 8-bit float type is laid out."""
+
+    mantissa_bits: int
+    bias: int
+    infinity: int  # the code of infinity, or, without infinities, of the only nan
+    nan: int
+    has_infinity: bool
+
+
+_FP8 = {
+    "e4m3fn": _Small(mantissa_bits=3, bias=7, infinity=0x7F, nan=0x7F, has_infinity=False),
+    "e5m2": _Small(mantissa_bits=2, bias=15, infinity=0x7C, nan=0x7E, has_infinity=True),
+}
+
+
+def to_f32(b: Builder, v: Val, kind: str = "") -> Val:
+    """A half, bfloat or fp8 value as f32, exactly; `kind` names the fp8 type that an i8 holds."""
+    if v.elem == "float":
+        return v
+    if v.elem == "half":
+        return b.cast("fpext", v, "float")
+    if v.elem == "bfloat":
+        wide = b.cast("zext", b.cast("bitcast", v, "i16"), "i32")
+        return b.cast("bitcast", b.shl(wide, 16), "float")
+    return _decode(b, v, _FP8[kind])
+
+
+def from_f32(b: Builder, v: Val, elem: str) -> Val:
+    """f32 rounded to 'half', 'bfloat', or to the fp8 types 'e4m3fn' and 'e5m2' (as i8)."""
+    if elem == "float":
+        return v
+    if elem == "half":
+        return b.cast("fptrunc", v, "half")
+    if elem == "bfloat":
+        return _to_bfloat(b, v)
+    return _encode(b, v, _FP8[elem])
+
+
+def _to_bfloat(b: Builder, v: Val) -> Val:
+    if "avx512bf16" in b.module.features:
+        return b.cast("fptrunc", v, "bfloat")
+    bits = b.cast("bitcast", v, "i32")
+    lowest = b.and_(b.lshr(bits, 16), 1)
+    rounded = b.lshr(b.add(b.add(bits, 0x7FFF), lowest), 16)
+    # Rounding could carry a nan over into infinity; its top bits with the quiet bit are a nan.
+    quiet = b.or_(b.lshr(bits, 16), 0x40)
+    result = b.select(b.fcmp("uno", v, v), quiet, rounded)
+    return b.cast("bitcast", b.cast("trunc", result, "i16"), "bfloat")
+
+
+def _decode(b: Builder, v: Val, small: _Small) -> Val:
+    code = b.cast("zext", v, "i32")
+    magnitude = b.and_(code, 0x7F)
+    sign = b.shl(b.and_(code, 0x80), 24)
+    # The code's bits, put where f32 has its exponent and mantissa, are the value scaled by a
+    # power of two, for small denormals too: f32 denormals are scaled up by the multiplication.
+    placed = b.shl(magnitude, 23 - small.mantissa_bits)
+    scaled = b.fmul(b.cast("bitcast", placed, "float"), 2.0 ** (127 - small.bias))
+    bits = b.cast("bitcast", scaled, "i32")
+    special = b.or_(placed, _INFINITY)
+    if not small.has_infinity:
+        special = b.or_(special, 0x400000)
+    bits = b.select(b.icmp("uge", magnitude, small.infinity), special, bits)
+    return b.cast("bitcast", b.or_(bits, sign), "float")
+
+
+def _encode(b: Builder, v: Val, small: _Small) -> Val:
+    bits = b.cast("bitcast", v, "i32")
+    magnitude = b.and_(bits, _MAGNITUDE)
+    sign = b.and_(b.lshr(bits, 24), 0x80)
+    shift = 23 - small.mantissa_bits
+    # Normal results: rebias the exponent and round the dropped bits; a carry grows the exponent.
+    lowest = b.and_(b.lshr(magnitude, shift), 1)
+    rebias = ((127 - small.bias) << 23) - ((1 << (shift - 1)) - 1)
+    normal = b.lshr(b.add(b.sub(magnitude, rebias), lowest), shift)
+    # Denormal results: adding a power of two whose ulp is the least denormal lets the FPU round.
+    anchor = 2.0 ** (1 - small.bias - small.mantissa_bits + 23)
+    absolute = b.cast("bitcast", magnitude, "float")
+    anchored = b.cast("bitcast", b.fadd(absolute, anchor), "i32")
+    denormal = b.sub(anchored, b.cast("bitcast", b.const(v.ty, anchor), "i32"))
+    tiny = b.icmp("ult", magnitude, (128 - small.bias) << 23)
+    code = b.select(tiny, denormal, normal)
+    # Signed comparison is enough: codes of finite numbers and of overflows are all positive.
+    code = b.intrinsic("llvm.smin", [code, b.const(code.ty, small.infinity)], code.ty)
+    code = b.select(b.icmp("ugt", magnitude, _INFINITY), b.const(code.ty, small.nan), code)
+    return b.cast("trunc", b.or_(code, sign), "i8")
+
+

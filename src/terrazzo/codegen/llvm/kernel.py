@@ -1,0 +1,45 @@
+"""From Loop IR functions to machine code: the module's text, its object, a callable."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.codegen.llvm import jit
+from terrazzo.codegen.llvm.builder import Module
+from terrazzo.codegen.llvm.loops import LoopEmitter
+from terrazzo.loop.ir import Function
+
+
+def llvm_text(functions: Sequence[Function], chip: ChipSpec) -> str:
+    """The LLVM IR of some kernels as one module."""
+    module = Module()
+    for function in functions:
+        LoopEmitter(module, chip, function.name).function(function)
+    return module.text()
+
+
+@dataclass
+class Kernel:
+    """A loaded kernel: call it with addresses of buffers and values of sizes."""
+
+    function: Function
+    library: jit.Library
+    _entry: object = field(init=False)
+
+    def __post_init__(self) -> None:
+        prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+        self._entry = prototype(self.library.address(self.function.name))
+
+    def __call__(self, pointers: Sequence[int], dims: Sequence[int] = (), threads: int = 1) -> None:
+        slots = (ctypes.c_int64 * (len(pointers) + len(dims)))(*pointers, *dims)
+        self._entry(slots, threads)  # type: ignore[operator]
+
+
+def compile_function(function: Function, chip: ChipSpec, symbols: dict[str, int] | None = None
+                     ) -> Kernel:
+    """Compile and load one kernel; `symbols` gives the addresses of the runtime's functions."""
+    obj = jit.compile_object(llvm_text([function], chip), chip)
+    return Kernel(function, jit.load_object(obj, symbols or {}, [function.name]))

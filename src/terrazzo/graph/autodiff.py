@@ -1,0 +1,375 @@
+"""Reverse-mode differentiation as a transform of graphs.
+
+`gradients` walks from outputs back to inputs and asks each operator for its rule; an operator
+without one is expanded into its body and differentiated through. The result is made of ordinary
+nodes, so it can be differentiated again, rewritten, fused and compiled like any other graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import as_dtype
+from terrazzo.errors import GradientError, NotDifferentiable, user_location
+from terrazzo.graph.ir import (
+    Graph,
+    Node,
+    TensorType,
+    Value,
+    as_value,
+    expand,
+    operator_named,
+    replace_inputs,
+    trace_scope,
+    tracing,
+)
+from terrazzo.index import proves_eq
+
+
+# ---------------------------------------------------------------- the core, on values
+def gradients(outputs: Sequence[Value], cotangents: Sequence[Value | None],
+              inputs: Sequence[Value]) -> list[Value | None]:
+    """How `inputs` must change to change `outputs` along `cotangents` (J^T v, by value).
+
+    None stands for a gradient that is zero because nothing of a float type connects the two.
+    """
+    with trace_scope():
+        return _gradients(outputs, cotangents, inputs)
+
+
+def _gradients(outputs: Sequence[Value], cotangents: Sequence[Value | None],
+               inputs: Sequence[Value]) -> list[Value | None]:
+    nodes, dependent = _between(outputs, inputs)
+    table: dict[Value, Value] = {}
+
+    def accumulate(value: Value | None, gradient: Value | None) -> None:
+        if value is None or gradient is None or value not in dependent or not _carries(value):
+            return
+        gradient = fit(gradient, value.type)
+        table[value] = operator_named("add")(table[value], gradient) if value in table else gradient
+
+    for value, cotangent in zip(outputs, cotangents, strict=True):
+        accumulate(value, cotangent)
+    leaves = set(inputs)
+    for node in reversed(nodes):
+        reached = [table.get(v) if v in leaves else table.pop(v, None) for v in node.outputs]
+        if any(g is not None for g in reached):
+            for source, gradient in zip(node.inputs, _node_gradients(node, reached, dependent)):
+                accumulate(source, gradient)
+    return [table.get(v) for v in inputs]
+
+
+def _between(outputs: Sequence[Value], inputs: Sequence[Value]
+             ) -> tuple[list[Node], set[Value]]:
+    """The nodes on paths from inputs to outputs, producers first, and the values on such paths."""
+    dependent = set(inputs)
+    order: dict[Node, bool] = {}
+    stack = [(v.node, False) for v in outputs if v.node is not None and v not in dependent]
+    while stack:
+        node, inputs_known = stack.pop()
+        if node in order:
+            continue
+        if not inputs_known:
+            stack.append((node, True))
+            stack.extend((v.node, False) for v in node.inputs
+                         if v is not None and v.node is not None and v not in dependent)
+            continue
+        order[node] = any(v in dependent for v in node.inputs if v is not None)
+        if order[node]:
+            dependent.update(node.outputs)
+    return [node for node, on_path in order.items() if on_path], dependent
+
+
+def _carries(value: Value) -> bool:
+    """Whether small changes make sense for a value: floats do, integers and booleans do not."""
+    return value.dtype.is_float or value.dtype.is_complex
+
+
+def _node_gradients(node: Node, reached: Sequence[Value | None], dependent: set[Value]
+                    ) -> Sequence[Value | None]:
+    if not any(v is not None and v in dependent and _carries(v) for v in node.inputs):
+        return ()
+    if not node.op.differentiable:
+        raise NotDifferentiable(
+            f"the operator {node.op.name} has no gradient, but a gradient through it was asked for",
+            where=node.where or None,
+            hint="keep the value out of what is differentiated (tz.stop_gradient), or give the "
+                 "operator a gradient rule")
+    if any(t.dtype.is_complex for t in node.types):
+        raise NotDifferentiable(f"{node.op.name} computes {node.types[0]}, and gradients of complex"
+                                " values are not supported", where=node.where or None,
+                                hint="differentiate with respect to real and imaginary parts")
+    full_cotangents = [_filled(t, 0) if g is None and t.dtype.is_float else g
+                       for g, t in zip(reached, node.types)]
+    if node.op.grad is not None:
+        answer = node.op.grad(node, *full_cotangents)
+        return answer if isinstance(answer, (list, tuple)) else [answer]
+    if node.op.body is None:
+        raise NotDifferentiable(f"the operator {node.op.name} is said to be differentiable, but "
+                                "has no gradient rule", where=node.where or None,
+                                hint="give its definition grad=, or differentiable=False")
+    sources = list(dict.fromkeys(v for v in node.inputs if v is not None))
+    results = expand(node.op, node.inputs, node.attrs)
+    pulled = dict(zip(sources, _gradients(results, full_cotangents, sources)))
+    # An input given twice has one gradient in all: it is counted at its first place.
+    return [None if v is None else pulled.pop(v, None) for v in node.inputs]
+
+
+def _filled(type: TensorType, number: int) -> Value:
+    with trace_scope():
+        return operator_named("full")(shape=type.shape, value=number, dtype=type.dtype)
+
+
+def fit(gradient: Value, type: TensorType) -> Value:
+    """A gradient brought to the type of what it belongs to: broadcasting undone, type cast."""
+    if not _same_dims(gradient.shape, type.shape):
+        gradient = _undo_broadcast(gradient, type)
+    if gradient.dtype is not type.dtype:
+        gradient = operator_named("astype")(gradient, dtype=type.dtype)
+    return gradient
+
+
+def _same_dims(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(m == n or proves_eq(m, n) for m, n in zip(a, b))
+
+
+def _undo_broadcast(gradient: Value, type: TensorType) -> Value:
+    """Sum over the axes that broadcasting added or stretched; stretch those a rule left at 1."""
+    added = gradient.ndim - len(type.shape)
+    summed = tuple(d for d, n in enumerate(gradient.shape)
+                   if d < added or (type.shape[d - added] == 1 and n != 1))
+    kept = tuple(1 if d in summed else n for d, n in enumerate(gradient.shape) if d >= added)
+    if summed:
+        gradient = operator_named("sum")(gradient, axis=summed, keepdims=False)
+    if gradient.ndim != len(kept):
+        gradient = operator_named("reshape")(gradient, shape=kept)
+    if not _same_dims(gradient.shape, type.shape):
+        gradient = operator_named("broadcast_to")(gradient, shape=type.shape)
+    return gradient
+
+
+# ---------------------------------------------------------------- graphs
+def vjp_graph(graph: Graph, wrt: Sequence[int] | None = None) -> Graph:
+    """The graph from inputs and one cotangent a float output to the gradients of inputs `wrt`.
+
+    Without `wrt`, of all float inputs. An input that does not matter has a gradient of zeros.
+    """
+    cotangents = [Value(v.type, name=f"d_{i}") if _carries(v) else None
+                  for i, v in enumerate(graph.outputs)]
+    given = tuple(c for c in cotangents if c is not None)
+    return Graph(f"{graph.name}_vjp", graph.inputs + given,
+                 _input_gradients(graph, cotangents, wrt))
+
+
+def grad_graph(graph: Graph, wrt: Sequence[int] | None = None) -> Graph:
+    """The graph from inputs to the gradients of inputs `wrt`, for a graph with a scalar output."""
+    for value in graph.outputs:
+        _check_scalar(value, graph.name)
+    ones = [_filled(v.type, 1) for v in graph.outputs]
+    return Graph(f"{graph.name}_grad", graph.inputs, _input_gradients(graph, ones, wrt))
+
+
+def _input_gradients(graph: Graph, cotangents: Sequence[Value | None],
+                     wrt: Sequence[int] | None) -> tuple[Value, ...]:
+    chosen = [v for v in graph.inputs if v.dtype.is_float] if wrt is None else [
+        graph.inputs[i] for i in wrt]
+    found = gradients(graph.outputs, cotangents, chosen)
+    return tuple(_filled(v.type, 0) if g is None else g for v, g in zip(chosen, found))
+
+
+def _check_scalar(value: Value, name: str) -> None:
+    if value.shape != ():
+        raise GradientError(f"{name} has a result of type {value.type}, and only a scalar has a "
+                            "gradient", where=user_location(),
+                            hint="reduce it with sum() or mean(), or use vjp, which takes a weight "
+                                 "for every element")
+    if not value.dtype.is_float:
+        raise GradientError(f"{name} has a result of type {value.type}, which does not change "
+                            "smoothly", where=user_location(), hint="compute it in a float type")
+
+
+# ---------------------------------------------------------------- functions
+Function = Callable[..., Any]
+
+
+def grad_function(function: Function, argnums: int | Sequence[int] = 0,
+                  has_value: bool = False) -> Function:
+    """A function for tracing: the gradient of `function`, with its value first on request.
+
+    Arguments at `argnums` may be nested tuples, lists and dicts of tensors; the gradient has the
+    same nesting. All other arguments go to the function as they are.
+    """
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        def pull(result: Any) -> tuple[list[Value], list[Value | None]]:
+            value = as_value(result)
+            _check_scalar(value, _name(function))
+            return [value], [_filled(value.type, 1)]
+
+        result, found = _differentiate(function, argnums, args, kwargs, pull)
+        return (result, found) if has_value else found
+
+    return _labelled(traced, "value_and_grad" if has_value else "grad", function)
+
+
+def vjp_function(function: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """A function for tracing: takes one more argument, the cotangents of `function`'s result."""
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            raise GradientError(f"vjp of {_name(function)} misses the cotangents of its result",
+                                where=user_location(), hint="pass them as the last argument")
+        *own, cotangents = args
+
+        def pull(result: Any) -> tuple[list[Value], list[Value | None]]:
+            values, seeds = list(_leaves(result)), list(_leaves(cotangents))
+            if len(values) != len(seeds):
+                raise GradientError(f"{_name(function)} has {len(values)} results, but "
+                                    f"{len(seeds)} cotangents were given", where=user_location(),
+                                    hint="pass one of the same shape for each result")
+            pairs = [(as_value(v), as_value(s)) for v, s in zip(values, seeds)]
+            for value, seed in pairs:
+                if not _same_dims(value.shape, seed.shape):
+                    raise GradientError(f"a result of {_name(function)} is {value.type}, but its "
+                                        f"cotangent is {seed.type}", where=user_location(),
+                                        hint="pass one of the same shape for each result")
+            return [v for v, _ in pairs], [s for _, s in pairs]
+
+        return _differentiate(function, argnums, own, kwargs, pull)[1]
+
+    return _labelled(traced, "vjp", function)
+
+
+def _differentiate(function: Function, argnums: int | Sequence[int], args: Sequence[Any],
+                   kwargs: dict[str, Any], pull: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The result of a function and its gradients, both on the values that were passed."""
+    positions = [argnums] if isinstance(argnums, int) else list(argnums)
+    arguments = list(args)
+    given: list[Value] = []
+    fresh: list[Value] = []
+
+    def stand_in(leaf: Any) -> Value:
+        value = as_value(leaf)
+        if not value.dtype.is_float:
+            raise GradientError(f"{_name(function)} cannot be differentiated by an argument of type"
+                                f" {value.type}", where=user_location(),
+                                hint="pass a float, or leave this argument out of argnums")
+        given.append(value)
+        # What the function captured may be computed from the same value; only what passes through
+        # the argument counts, so the argument is a value of its own.
+        fresh.append(Value(value.type, name=value.name))
+        return fresh[-1]
+
+    with trace_scope():
+        for i in positions:
+            if not -len(arguments) <= i < len(arguments):
+                raise GradientError(f"{_name(function)} was called with {len(arguments)} arguments,"
+                                    f" and there is none of number {i}", where=user_location(),
+                                    hint="count argnums from 0")
+            arguments[i] = _map_leaves(arguments[i], stand_in)
+        result = function(*arguments, **kwargs)
+        outputs, cotangents = pull(result)
+        found = [_filled(v.type, 0) if g is None else g
+                 for v, g in zip(fresh, gradients(outputs, cotangents, fresh))]
+        results = [as_value(leaf) for leaf in _leaves(result)]
+        body = Graph(_name(function), tuple(fresh), (*results, *found))
+        values = iter(replace_inputs(body, given))
+    answer = _map_leaves(result, lambda _: next(values))
+    per_argument = [_map_leaves(arguments[i], lambda _: next(values)) for i in positions]
+    return answer, per_argument[0] if isinstance(argnums, int) else tuple(per_argument)
+
+
+def _name(function: Function) -> str:
+    return str(getattr(function, "name", "") or getattr(function, "__name__", "function"))
+
+
+def _labelled(derived: Function, transform: str, function: Function) -> Function:
+    derived.__name__ = derived.__qualname__ = f"{transform}_{_name(function)}"
+    return derived
+
+
+def _map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, dict):
+        return {k: _map_leaves(v, function) for k, v in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        items = [_map_leaves(v, function) for v in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return function(tree)
+
+
+def _leaves(tree: Any) -> Iterable[Any]:
+    found: list[Any] = []
+    _map_leaves(tree, found.append)
+    return found
+
+
+# ---------------------------------------------------------------- functions on values and arrays
+def _by_reference(function: Function) -> Function:
+    """Runs a function for tracing on arrays, operator by operator."""
+
+    def run_reference(*args: Any, **kwargs: Any) -> Any:
+        from terrazzo.graph.evaluate import run
+
+        arrays: list[np.ndarray] = []
+        values: list[Value] = []
+
+        def stand_in(leaf: Any) -> Any:
+            if not hasattr(leaf, "dtype"):
+                return leaf
+            arrays.append(np.asarray(leaf))
+            values.append(Value(TensorType(arrays[-1].shape, as_dtype(arrays[-1].dtype))))
+            return values[-1]
+
+        with trace_scope():
+            result = function(*_map_leaves(args, stand_in), **kwargs)
+        outputs = tuple(as_value(leaf) for leaf in _leaves(result))
+        answers = iter(run(Graph(_name(function), tuple(values), outputs), arrays))
+        return _map_leaves(result, lambda _: next(answers))
+
+    return run_reference
+
+
+_compile: Callable[[Function], Function] = _by_reference
+
+
+def install_compiler(compile: Callable[[Function], Function]) -> None:
+    """Tell how a function for tracing is run on arrays; the runtime does this, being above."""
+    global _compile
+    _compile = compile
+
+
+def _dispatch(traced: Function) -> Function:
+    """On traced values (or inside a trace) makes nodes; on arrays, compiles and runs."""
+    compiled: list[Function] = []
+
+    @functools.wraps(traced)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if tracing() or any(isinstance(leaf, Value) for leaf in _leaves((args, kwargs))):
+            return traced(*args, **kwargs)
+        if not compiled:
+            compiled.append(_compile(traced))
+        return compiled[0](*args, **kwargs)
+
+    return call
+
+
+def grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """The function that computes the gradient of a scalar function by its arguments `argnums`."""
+    return _dispatch(grad_function(function, argnums))
+
+
+def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """Like `grad`, but answers the pair (value, gradient), which share their work."""
+    return _dispatch(grad_function(function, argnums, has_value=True))
+
+
+def vjp(function: Function, argnums: int | Sequence[int] = 0) -> Function:
+    """The function that takes one more argument, the weights of the results, and pulls them back.
+
+    `vjp(f)(x, v)` is v^T J for the Jacobian J of f at x: the gradient of sum(f(x) * v).
+    """
+    return _dispatch(vjp_function(function, argnums))

@@ -1,0 +1,26 @@
+"""Composite operators become their bodies, except those that a chip runs as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from terrazzo.graph.ir import Graph, Node, Value, expand
+from terrazzo.graph.rewrite import Applied, describe, sweep
+
+
+def inline_composites(graph: Graph, log: list[Applied] | None = None, *,
+                      whole: Callable[[Node], bool] | None = None) -> Graph:
+    """Expand composite operators, and those in their bodies; nodes that `whole` names are kept.
+
+    Without `whole`, operators that say `keep_whole` are.
+    """
+    keep = whole or (lambda node: node.op.keep_whole)
+
+    def visit(node: Node) -> tuple[Value, ...] | None:
+        if node.op.body is None or keep(node):
+            return None
+        if log is not None:
+            log.append(Applied("inline composites", describe(node), node.where))
+        return expand(node.op, node.inputs, node.attrs)
+
+    return sweep(graph, visit)

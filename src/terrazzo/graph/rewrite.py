@@ -1,0 +1,495 @@
+"""The rewrite engine: rules are data, patterns read like the expressions they match.
+
+    x = Wild("x")
+    RULES = RuleTable((
+        Rule("multiply by one", P.multiply(x, 1), lambda x: x),
+        Rule("square", P.power(x, 2), lambda x: x * x),
+    ))
+    graph, applied = rewrite(graph, RULES)
+
+A pattern is made of operators (`P.name(...)`), wildcards (`Wild`, which bind a value by name and
+may ask a question of it), and numbers (constants by value). A rule's `build` names what it wants
+of the match: the wildcards, or `node` for the matched node; it answers with the replacement, or
+with None when it would rather not. A replacement must have the type of what it replaces: one that
+has another is not applied. Rules look down only, from a node to what it is computed from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from terrazzo.errors import ArgumentError, CompileError
+from terrazzo.graph.ir import Graph, Node, TensorType, Value, trace_scope
+from terrazzo.index import proves_eq
+
+LEVELS = ("basic", "extended", "layout", "all")
+COMMUTATIVE = frozenset({
+    "add", "multiply", "maximum", "minimum", "equal", "not_equal", "bitwise_and", "bitwise_or",
+    "bitwise_xor", "logical_and", "logical_or", "logical_xor", "hypot"})
+
+
+# ---------------------------------------------------------------- patterns
+@dataclass(frozen=True)
+class Wild:
+    """Matches any value (or attribute) and binds it to a name; twice the same name, one value."""
+
+    name: str
+    test: Callable[[Any], bool] | None = None
+    optional: bool = False  # also matches an input that is not given
+
+    def that(self, test: Callable[[Any], bool]) -> Wild:
+        """The same wildcard, matching only what passes one more test."""
+        first = self.test
+        return replace(self, test=test if first is None else lambda v: first(v) and test(v))
+
+
+@dataclass(frozen=True)
+class Literal:
+    """Matches a constant all of whose elements are one number; 0.0 and -0.0 are told apart."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Matches a value computed by one of the named operators; made by `P`."""
+
+    ops: tuple[str, ...]
+    args: tuple[Any, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    name: str | None = None
+    used_once: bool = False
+    output: int = 0
+
+    def named(self, name: str) -> Apply:
+        """The same pattern, also binding the value it matches."""
+        return replace(self, name=name)
+
+    def once(self) -> Apply:
+        """The same pattern, matching only a value that nothing else uses."""
+        return replace(self, used_once=True)
+
+
+class _PatternMaker:
+    """`P.add(x, y)` matches an addition; `P.one_of("sum", "max")(x)` either of two operators.
+
+    Attributes are matched by value, by a function that tests them, or bound by a wildcard; those
+    that are not mentioned may be anything. A last argument `...` leaves further inputs free.
+    """
+
+    def one_of(self, *ops: str) -> Callable[..., Apply]:
+        def make(*args: Any, **attrs: Any) -> Apply:
+            return Apply(ops, tuple(map(_as_pattern, args)), tuple(attrs.items()))
+
+        return make
+
+    def __getattr__(self, op: str) -> Callable[..., Apply]:
+        return self.one_of(op)
+
+
+P = _PatternMaker()
+
+
+def _as_pattern(arg: Any) -> Any:
+    if arg is None or arg is ... or isinstance(arg, (Wild, Apply, Literal)):
+        return arg
+    if isinstance(arg, (bool, int, float, complex)):
+        return Literal(arg)
+    raise ArgumentError(f"{arg!r} is no part of a pattern",
+                        hint="use a Wild, a number, P.operator(...), None or ...")
+
+
+def wildcards(names: str) -> tuple[Wild, ...]:
+    """Several wildcards at once: `x, y = wildcards("x y")`."""
+    return tuple(map(Wild, names.split()))
+
+
+# ---------------------------------------------------------------- what values are known to be
+def constant_array(value: Value | None) -> np.ndarray | None:
+    """The array of a constant, or None when the value is computed."""
+    if value is not None and value.node is not None and value.node.op.name == "constant":
+        return value.node.attrs["value"]
+    return None
+
+
+def splat(value: Value | None) -> Any:
+    """The one number that all elements of a constant are, as a Python number, or None."""
+    if value is None or value.node is None:
+        return None
+    if value.node.op.name == "full":
+        number = value.node.attrs["value"]
+        if not isinstance(number, (bool, int, float, complex)):
+            return None
+        array = np.asarray(number).astype(value.dtype.np)
+    elif value.node.op.name == "constant":
+        array = value.node.attrs["value"]
+        if array.size == 0 or (array.size > 1 and not _all_same(array)):
+            return None
+        array = array.reshape(-1)[0]
+    else:
+        return None
+    return array.item() if array.dtype.kind in "biufc" else float(array)
+
+
+def _all_same(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    if flat[0] != flat[-1]:  # the usual case, without looking at all of a large weight
+        return False
+    return flat.tobytes() == flat[:1].tobytes() * flat.size
+
+
+def is_constant(value: Value) -> bool:
+    """Whether a value is a literal array."""
+    return constant_array(value) is not None
+
+
+def same_number(a: Any, b: Any) -> bool:
+    """Equality of Python numbers that tells 0.0 from -0.0, and finds nan equal to itself."""
+    if isinstance(a, complex) or isinstance(b, complex):
+        a, b = complex(a), complex(b)
+        return same_number(a.real, b.real) and same_number(a.imag, b.imag)
+    if a != b:
+        return a != a and b != b
+    return a != 0 or not (isinstance(a, float) and isinstance(b, float)) or (
+        math.copysign(1, a) == math.copysign(1, b))
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two values (or attributes) are the same one; constants compare by their bits."""
+    if a is b:
+        return True
+    if not (isinstance(a, Value) and isinstance(b, Value)):
+        return not isinstance(a, Value) and not isinstance(b, Value) and bool(np.all(a == b))
+    left, right = constant_array(a), constant_array(b)
+    return (left is not None and right is not None and same_type(a.type, b.type)
+            and left.tobytes() == right.tobytes())
+
+
+def same_type(a: TensorType, b: TensorType) -> bool:
+    """Whether two types are provably the same."""
+    return a.dtype is b.dtype and same_shape(a.shape, b.shape)
+
+
+def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are provably the same."""
+    return len(a) == len(b) and all(m == n or proves_eq(m, n) for m, n in zip(a, b))
+
+
+# ---------------------------------------------------------------- matching
+Found = dict[str, Any]
+_MISSING: Any = object()
+
+
+def match(pattern: Any, value: Value, uses: Mapping[Value, int] | None = None) -> Found | None:
+    """What the wildcards of a pattern are bound to where it matches a value, or None."""
+    return next(_match(pattern, value, {}, uses or {}), None)
+
+
+def _match(pattern: Any, value: Value | None, found: Found, uses: Mapping[Value, int]
+           ) -> Iterator[Found]:
+    if isinstance(pattern, Wild):
+        yield from _bind(pattern, value, found)
+    elif isinstance(pattern, Literal):
+        number = splat(value)
+        if number is not None and same_number(number, _as_read(pattern.value, value)):
+            yield found
+    elif isinstance(pattern, Apply):
+        if value is not None and value.node is not None and value.index == pattern.output:
+            if not pattern.used_once or uses.get(value) == 1:
+                for result in _match_node(pattern, value.node, found, uses):
+                    yield result if pattern.name is None else {**result, pattern.name: value}
+    elif value is None:
+        yield found
+
+
+def _as_read(number: Any, value: Value | None) -> Any:
+    """A pattern's number as a constant of the value's type would hold it: 0.1 in float32."""
+    if value is None or not value.dtype.is_float or isinstance(number, complex):
+        return number
+    return float(np.asarray(number).astype(value.dtype.np))
+
+
+def _match_node(pattern: Apply, node: Node, found: Found, uses: Mapping[Value, int]
+                ) -> Iterator[Found]:
+    if node.op.name not in pattern.ops:
+        return
+    args = pattern.args
+    if args and args[-1] is ...:
+        args = args[:-1]
+        if len(node.inputs) < len(args):
+            return
+    elif len(node.inputs) != len(args):
+        return
+    for name, wanted in pattern.attrs:
+        bound = _match_attr(wanted, node.attrs.get(name), found)
+        if bound is None:
+            return
+        found = bound
+    yield from _match_all(args, node.inputs[:len(args)], found, uses)
+    if len(args) == 2 and node.op.name in COMMUTATIVE:
+        yield from _match_all(args, node.inputs[1::-1], found, uses)
+
+
+def _match_all(patterns: Sequence[Any], values: Sequence[Value | None], found: Found,
+               uses: Mapping[Value, int]) -> Iterator[Found]:
+    if not patterns:
+        yield found
+        return
+    for partial in _match(patterns[0], values[0], found, uses):
+        yield from _match_all(patterns[1:], values[1:], partial, uses)
+
+
+def _bind(wild: Wild, value: Any, found: Found) -> Iterator[Found]:
+    if value is None and not wild.optional:
+        return
+    bound = found.get(wild.name, _MISSING)
+    if bound is _MISSING:
+        if wild.test is None or value is None or wild.test(value):
+            yield {**found, wild.name: value}
+    elif same_value(bound, value):
+        yield found
+
+
+def _match_attr(wanted: Any, actual: Any, found: Found) -> Found | None:
+    if isinstance(wanted, Wild):
+        return next(_bind(replace(wanted, optional=True), actual, found), None)
+    if callable(wanted):
+        return found if wanted(actual) else None
+    return found if type(actual) is type(wanted) and actual == wanted else None
+
+
+# ---------------------------------------------------------------- rules
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """One named rewrite: what it matches, and what it puts in its place."""
+
+    name: str
+    pattern: Apply
+    build: Callable[..., Any]
+    level: str = "basic"
+    doc: str = ""
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ArgumentError(f"rule {self.name!r} has the level {self.level!r}",
+                                hint=f"one of {', '.join(LEVELS)}")
+        unknown = [p for p in self.wants if p not in {*_names(self.pattern), "node"}]
+        if unknown:
+            raise ArgumentError(f"rule {self.name!r} asks for {', '.join(unknown)}, which its "
+                                "pattern does not bind", hint="name it by a Wild, or take `node`")
+
+    @cached_property
+    def wants(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.build).parameters)
+
+    def apply(self, node: Node, uses: Mapping[Value, int] | None = None
+              ) -> tuple[Value, ...] | None:
+        """What replaces the outputs of a node, or None where the rule does not apply."""
+        for found in _match_node(self.pattern, node, {}, uses or {}):
+            found["node"] = node
+            answer = self.build(**{name: found[name] for name in self.wants})
+            if answer is None:
+                continue
+            values = answer if isinstance(answer, tuple) else (answer,)
+            if len(values) == len(node.types) and all(
+                    same_type(v.type, t) for v, t in zip(values, node.types)):
+                return values
+        return None
+
+
+def _names(pattern: Any) -> Iterator[str]:
+    if isinstance(pattern, Wild):
+        yield pattern.name
+    elif isinstance(pattern, Apply):
+        if pattern.name is not None:
+            yield pattern.name
+        for part in (*pattern.args, *(wanted for _, wanted in pattern.attrs)):
+            yield from _names(part)
+
+
+@dataclass(frozen=True, eq=False)
+class RuleTable:
+    """Rules in order of preference; tables are joined with `+`."""
+
+    rules: tuple[Rule, ...] = ()
+
+    def __add__(self, other: RuleTable) -> RuleTable:
+        return RuleTable(self.rules + other.rules)
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.rules)
+
+    def __len__(self) -> int:
+        return len(self.rules)
+
+    def __getitem__(self, name: str) -> Rule:
+        return next(rule for rule in self.rules if rule.name == name)
+
+    def up_to(self, level: str) -> RuleTable:
+        """The rules of a level and of those below it."""
+        if level not in LEVELS:
+            raise ArgumentError(f"there is no level {level!r}", hint=f"one of {', '.join(LEVELS)}")
+        top = LEVELS.index(level)
+        return RuleTable(tuple(r for r in self.rules if LEVELS.index(r.level) <= top))
+
+    @cached_property
+    def by_operator(self) -> dict[str, list[Rule]]:
+        index: dict[str, list[Rule]] = {}
+        for rule in self.rules:
+            for op in rule.pattern.ops:
+                index.setdefault(op, []).append(rule)
+        return index
+
+
+_user_rules: list[Rule] = []
+
+
+def user_rules() -> RuleTable:
+    """The rules that users have added with `rewrite_rule`."""
+    return RuleTable(tuple(_user_rules))
+
+
+def rewrite_rule(pattern: Apply, *, level: str = "basic", name: str | None = None
+                 ) -> Callable[[Callable[..., Any]], Rule]:
+    """Add a rule of one's own to every compilation; the decorated function builds the result.
+
+        @rewrite_rule(P.exp(P.log(x)))
+        def exp_of_log(x):
+            return x
+    """
+
+    def make(build: Callable[..., Any]) -> Rule:
+        rule = Rule(name or build.__name__.replace("_", " "), pattern, build, level,
+                    inspect.getdoc(build) or "")
+        _user_rules[:] = [r for r in _user_rules if r.name != rule.name] + [rule]
+        return rule
+
+    return make
+
+
+# ---------------------------------------------------------------- applying
+@dataclass(frozen=True)
+class Applied:
+    """A record for the report: which rule changed which node, from which line of the user's."""
+
+    rule: str
+    node: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.node}" + (f"  ({self.where})" if self.where else "")
+
+
+def describe(node: Node) -> str:
+    """A node in one line: `add(f32[4], f32[]) -> f32[4]`."""
+    args = ", ".join("none" if v is None else str(v.type) for v in node.inputs)
+    return f"{node.op.name}({args}) -> {', '.join(map(str, node.types))}"
+
+
+def use_counts(graph: Graph) -> dict[Value, int]:
+    """How many inputs of nodes and outputs of the graph each value is."""
+    counts: dict[Value, int] = {}
+    for value in itertools.chain(graph.outputs, *(n.inputs for n in graph.nodes)):
+        if value is not None:
+            counts[value] = counts.get(value, 0) + 1
+    return counts
+
+
+def rewrite(graph: Graph, rules: RuleTable, level: str = "all", *,
+            limit: int | None = None) -> tuple[Graph, list[Applied]]:
+    """Apply rules bottom up until none applies; answers the new graph and what was done.
+
+    `limit` bounds the number of applications, so that rules which undo each other are found.
+    """
+    index = rules.up_to(level).by_operator
+    budget = limit if limit is not None else 1000 + 50 * len(graph.nodes)
+    applied: list[Applied] = []
+    while True:
+        before = len(applied)
+        graph = _one_round(graph, index, applied, budget)
+        if len(applied) == before:
+            return graph, applied
+
+
+def _one_round(graph: Graph, index: Mapping[str, Sequence[Rule]], applied: list[Applied],
+               budget: int) -> Graph:
+    uses = use_counts(graph)
+
+    def visit(node: Node) -> tuple[Value, ...] | None:
+        for rule in index.get(node.op.name, ()):
+            answer = rule.apply(node, uses)
+            if answer is not None:
+                applied.append(Applied(rule.name, describe(node), node.where))
+                if len(applied) > budget:
+                    names = ", ".join(sorted({a.rule for a in applied[-20:]}))
+                    raise CompileError(
+                        f"rewriting {graph.name} does not end: {len(applied)} rules were applied, "
+                        f"lately {names}", where=node.where,
+                        hint="two of these rules undo each other, or one matches its own result; "
+                             "make the pattern of one of them narrower")
+                return answer
+        return None
+
+    return sweep(graph, visit)
+
+
+@dataclass
+class _Task:
+    """One step of a sweep: enter a node, build it from settled inputs, or settle its outcome."""
+
+    node: Node
+    where: str | None  # inherited by nodes that a rewrite made; None: the node's own
+    step: str = "enter"
+    answer: Sequence[Value] = field(default_factory=tuple)
+
+
+def sweep(graph: Graph, visit: Callable[[Node], Sequence[Value] | None]) -> Graph:
+    """Visit every node, producers first; what `visit` answers replaces it and is visited too.
+
+    A replacement's nodes inherit the source line of the node they replace. No recursion, so a
+    graph may be as deep as it likes.
+    """
+    original = set(graph.nodes)
+    settled: dict[Value, Value] = {}
+    stack = [_Task(v.node, None) for v in reversed(graph.outputs) if v.node is not None]
+    while stack:
+        task = stack.pop()
+        node = task.node
+        if node.outputs[0] in settled:
+            continue
+        if task.step == "enter":
+            stack.append(_Task(node, task.where, "build"))
+            _enter(stack, node.inputs, settled, original, task.where)
+        elif task.step == "build":
+            inputs = tuple(None if v is None else settled.get(v, v) for v in node.inputs)
+            where = node.where if task.where is None or node in original else task.where
+            fresh = node
+            if where != node.where or any(a is not b for a, b in zip(inputs, node.inputs)):
+                fresh = Node(node.op, inputs, node.attrs, node.types, where)
+            with trace_scope():
+                answer = visit(fresh)
+            if answer is None:
+                settled.update(zip(fresh.outputs, fresh.outputs))
+                settled.update(zip(node.outputs, fresh.outputs))
+            else:
+                stack.append(_Task(node, None, "settle", answer))
+                _enter(stack, answer, settled, original, where)
+        else:
+            settled.update((v, settled.get(a, a)) for v, a in zip(node.outputs, task.answer))
+    return Graph(graph.name, graph.inputs, tuple(settled.get(v, v) for v in graph.outputs))
+
+
+def _enter(stack: list[_Task], values: Sequence[Value | None], settled: Mapping[Value, Value],
+           original: set[Node], where: str | None) -> None:
+    for value in reversed(values):
+        if value is not None and value.node is not None and value not in settled:
+            own = value.node in original
+            stack.append(_Task(value.node, None if own else where))

@@ -1,0 +1,98 @@
+"""Scaled dot-product attention: one operator, so that chips may run it without the score matrix."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from terrazzo.dtypes import int64
+from terrazzo.errors import RankError, ShapeError, user_location
+from terrazzo.graph.ir import Value, as_value
+from terrazzo.index import Index, divisible, proves_eq
+from terrazzo.ops.contract import batch_matmul
+from terrazzo.ops.creation import arange
+from terrazzo.ops.define import operator
+from terrazzo.ops.elementwise import astype, greater_equal, rsqrt, where
+from terrazzo.ops.norm import safe_softmax, softmax
+from terrazzo.ops.reduce import in_shape, in_type, widened
+from terrazzo.shapes import dims_text
+
+
+@operator(family="attention", keep_whole=True)
+def scaled_dot_product_attention(q: Any, k: Any, v: Any, mask: Any = None, *,
+                                 causal: bool = False, scale: float | None = None) -> Any:
+    """softmax(q k^T * scale + mask) v, for q [..., heads, queries, size] and k, v [..., kv heads,
+    keys, size]; several heads of q may share one of k and v, as in grouped-query attention.
+
+    A boolean mask says which keys take part; any other is added to the scores. `causal` lets a
+    query see keys up to its own place, counted from the first. A query that sees no key gives
+    zeros. The scale is 1 / sqrt(size) unless given; scores are kept in float32.
+    """
+    shared = _shared_heads(q, k, v)
+    if shared != 1:
+        kv_heads = k.shape[-3]
+        q_group = in_shape(q, (*q.shape[:-3], kv_heads, shared, *q.shape[-2:]))
+        k_group, v_group = (in_shape(x, (*x.shape[:-2], 1, *x.shape[-2:])) for x in (k, v))
+        if mask is not None:
+            mask = _grouped_mask(mask, kv_heads, shared)
+        y = _attend(q_group, k_group, v_group, mask, causal, scale)
+        return in_type(in_shape(y, (*y.shape[:-4], q.shape[-3], *y.shape[-2:])), q.dtype)
+    return in_type(_attend(q, k, v, mask, causal, scale), q.dtype)
+
+
+def _shared_heads(q: Value, k: Value, v: Value) -> Index:
+    """How many heads of q share one of k and v; refuses what does not fit."""
+    if min(q.ndim, k.ndim, v.ndim) < 2:
+        raise RankError(f"attention needs q, k and v of [..., places, size], got {q.type}, "
+                        f"{k.type} and {v.type}", where=user_location())
+    if not proves_eq(k.shape[-2], v.shape[-2]) or not proves_eq(q.shape[-1], k.shape[-1]):
+        raise ShapeError(
+            f"attention with q {dims_text(q.shape)}, k {dims_text(k.shape)} and v "
+            f"{dims_text(v.shape)}: q and k must agree in the last size, k and v in the number "
+            "of keys", where=user_location(), hint="the layout is [..., heads, places, size]")
+    if min(q.ndim, k.ndim, v.ndim) < 3:
+        return 1
+    heads, kv_heads = q.shape[-3], k.shape[-3]
+    if proves_eq(heads, kv_heads) or kv_heads == 1:
+        return 1  # broadcasting covers it
+    shareable = isinstance(kv_heads, int) and kv_heads > 0 and divisible(heads, kv_heads)
+    if not shareable or not proves_eq(kv_heads, v.shape[-3]):
+        raise ShapeError(f"attention cannot share {kv_heads} heads of k and {v.shape[-3]} of v "
+                         f"among {heads} heads of q", where=user_location(),
+                         hint="the heads of q must be a multiple of those of k and v")
+    return heads // kv_heads
+
+
+def _grouped_mask(mask: Value, kv_heads: Index, shared: Index) -> Value:
+    """A mask's axis of heads, if it has one, split like that of q."""
+    if mask.ndim < 3:
+        return mask
+    split = (1, 1) if mask.shape[-3] == 1 else (kv_heads, shared)
+    return in_shape(mask, (*mask.shape[:-3], *split, *mask.shape[-2:]))
+
+
+def _attend(q: Value, k: Value, v: Value, mask: Value | None, causal: bool,
+            scale: float | None) -> Value:
+    wide_q, wide_k, wide_v = widened(q), widened(k), widened(v)
+    scores = batch_matmul(wide_q, wide_k, transpose_y=True)
+    scores = scores * _scale(q.shape[-1], scale, scores)
+    if causal:
+        queries, keys = scores.shape[-2:]
+        seen = greater_equal(in_shape(arange(start=queries, dtype=int64), (queries, 1)),
+                             arange(start=keys, dtype=int64))
+        scores = where(seen, scores, -math.inf)
+    if mask is None:
+        return batch_matmul(softmax(scores, axis=-1), wide_v)
+    if mask.dtype.is_bool:
+        scores = where(mask, scores, -math.inf)
+    else:
+        scores = scores + in_type(mask, scores.dtype)
+    return batch_matmul(safe_softmax(scores, axis=-1), wide_v)
+
+
+def _scale(size: Index, given: float | None, like: Value) -> Any:
+    if given is not None:
+        return given
+    if isinstance(size, int):
+        return 1 / math.sqrt(size) if size else 1.0
+    return rsqrt(astype(as_value(size), dtype=like.dtype))

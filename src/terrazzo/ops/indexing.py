@@ -1,0 +1,734 @@
+"""Operators whose addresses are data: take, gather, scatter, x[key], nonzero, searchsorted.
+
+Negative indices count from the end. An index that is still outside is moved to the nearest element,
+here and in compiled code, so nothing ever reads or writes outside a tensor.
+"""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import int64
+from terrazzo.errors import (
+    ArgumentError,
+    DTypeError,
+    IndexOutOfRange,
+    RankError,
+    ShapeError,
+    TracedControlFlow,
+    user_location,
+)
+from terrazzo.expr.ir import Tensor, compute, fresh_axis
+from terrazzo.graph.ir import (
+    Node,
+    Operator,
+    TensorType,
+    Value,
+    operator_named,
+    register,
+    tracing,
+)
+from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, minimum, proves_eq, proves_le
+from terrazzo.loop.interpret import convert
+from terrazzo.loop.ir import Block, Buffer, For, Stmt, Store, block
+from terrazzo.ops.creation import arange, full
+from terrazzo.ops.define import broadcast_load, operator, primitive
+from terrazzo.ops.elementwise import (
+    astype,
+    bitwise_and,
+    bitwise_invert,
+    bitwise_or,
+    equal,
+    isnan,
+    less,
+    less_equal,
+    not_equal,
+    where,
+)
+from terrazzo.ops.shape import (
+    broadcast_to,
+    expand_dims,
+    permute_dims,
+    ravel,
+    reshape,
+    returns_tuple,
+    slice_,
+    span,
+    unravel,
+)
+from terrazzo.scalar import Const, Scalar, as_scalar, call
+from terrazzo.scalar import cast as cast_scalar
+from terrazzo.scalar import where as where_scalar
+from terrazzo.shapes import (
+    Shape,
+    broadcast_shapes,
+    contiguous_strides,
+    dims_text,
+    normalize_axis,
+    num_elements,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FrontedOperator(Operator):
+    """An operator that is called with what a graph cannot hold (slices, Python functions).
+
+    `front` sorts such arguments into tensors and plain data and then calls `Operator.__call__`.
+    """
+
+    front: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.front is not None
+        return self.front(*args, **kwargs)
+
+
+def fronted(op: Operator, front: Callable[..., Any]) -> FrontedOperator:
+    """Register an operator again with a function that prepares its calls."""
+    values = {f.name: getattr(op, f.name) for f in fields(Operator)}
+    made = FrontedOperator(**values, front=front)
+    register(made)
+    return made
+
+
+# ---------------------------------------------------------------- indices
+def in_range(index: Scalar, size: Index) -> Scalar:
+    """An index brought into 0..size-1: counted from the end if negative, then clipped."""
+    place = cast_scalar(index, int64)
+    if index.dtype.is_signed:
+        place = where_scalar(call("lt", place, 0), call("add", place, as_scalar(size)), place)
+    return call("max", call("min", place, as_scalar(size - 1)), 0)
+
+
+def in_range_numpy(index: np.ndarray, size: int) -> np.ndarray:
+    """The same on an array."""
+    place = index.astype(np.int64)
+    return np.clip(np.where(place < 0, place + size, place), 0, size - 1)
+
+
+def _check_indices(name: str, x: TensorType, indices: Sequence[TensorType],
+                   axes: Sequence[int]) -> None:
+    for index, axis in zip(indices, axes, strict=True):
+        if not index.dtype.is_integer:
+            raise DTypeError(
+                f"{name} needs integer indices, not {index.dtype.name}", where=user_location(),
+                hint="choose by a mask with tz.where(mask, x, 0), or turn it into indices with "
+                     "tz.nonzero(mask, size=...)" if index.dtype.is_bool else
+                     "cast them with tz.astype(indices, 'int64')")
+        if x.shape[axis] == 0 and all(n != 0 for n in index.shape):
+            raise IndexOutOfRange(f"{name} finds no element in axis {axis} of {dims_text(x.shape)}",
+                                  where=user_location())
+
+
+# ---------------------------------------------------------------- take_at and its opposite
+def _taken_shape(shape: Shape, indices: Sequence[Shape], axes: Sequence[int]) -> Shape:
+    """The axes become one set of axes, that of the indices, where the first of them was."""
+    return (*shape[:axes[0]], *broadcast_shapes(*indices),
+            *(n for d, n in enumerate(shape) if d > axes[0] and d not in axes))
+
+
+def _check_axes(axes: Any, count: int, rank: int) -> None:
+    if len(axes) != count or list(axes) != sorted(set(axes)) or not all(
+            0 <= a < rank for a in axes) or not count:
+        raise ArgumentError(f"{count} index tensors need {count} axes of the {rank} in rising "
+                            f"order, not {tuple(axes)}", where=user_location())
+
+
+def _take_at_type(x: TensorType, *indices: TensorType, axes: Any) -> TensorType:
+    _check_axes(axes, len(indices), len(x.shape))
+    _check_indices("take", x, indices, axes)
+    return TensorType(_taken_shape(x.shape, [i.shape for i in indices], axes), x.dtype)
+
+
+def _take_at_numpy(x: np.ndarray, *indices: np.ndarray, axes: Any, out: TensorType) -> np.ndarray:
+    if 0 in out.shape:
+        return np.zeros(out.shape, out.dtype.np)
+    first = axes[0]
+    together = np.moveaxis(x, axes, range(first, first + len(axes)))
+    places = tuple(in_range_numpy(i, x.shape[a]) for i, a in zip(indices, axes, strict=True))
+    return together[(slice(None),) * first + places]
+
+
+def _take_at_grad(node: Node, g: Value) -> list[Value | None]:
+    x, *indices = node.inputs
+    assert x is not None
+    wide = x.dtype.compute
+    zeros = full(shape=x.shape, value=0, dtype=wide)
+    total = scatter_at(zeros, astype(g, dtype=wide), *indices, axes=node.attrs["axes"],
+                       reduce="add")
+    return [total, *(None for _ in indices)]
+
+
+@primitive(family="indexing", infer=_take_at_type, reference=_take_at_numpy, grad=_take_at_grad)
+def take_at(x: Any, *indices: Any, axes: Any, out: TensorType) -> Tensor:
+    """elements of x at index tensors, one an axis of `axes`, broadcast together
+
+    Their axes stand in the result where the first of `axes` was.
+    """
+    first, rank = axes[0], len(broadcast_shapes(*(i.shape for i in indices)))
+    kept_after = [d for d in range(first, len(x.shape)) if d not in axes]
+
+    def element(*i: Index) -> Scalar:
+        place: list[Any] = [*i[:first], *(0 for _ in range(first, len(x.shape)))]
+        for index, axis in zip(indices, axes, strict=True):
+            place[axis] = in_range(broadcast_load(index, i[first:first + rank]), x.shape[axis])
+        for d, n in zip(kept_after, i[first + rank:], strict=True):
+            place[d] = n
+        return guarded(x[tuple(place)], [x.shape[a] for a in axes])
+
+    return compute(out.shape, element, origin="take")
+
+
+def guarded(load: Scalar, sizes: Sequence[Index]) -> Scalar:
+    """A load that gives 0 where an axis it is clipped to turns out to be empty."""
+    for n in sizes:
+        if not isinstance(n, int):
+            load = where_scalar(call("gt", as_scalar(n), 0), load, Const(load.dtype, 0))
+    return load
+
+
+# How many neighbouring elements one task handles at a time where rows cannot be shared out.
+_BLOCK = 64
+_REDUCES = {"set": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}
+
+
+def _check_reduce(reduce: str) -> None:
+    if reduce not in _REDUCES:
+        raise ArgumentError(f"scatter has no reduce={reduce!r}", where=user_location(),
+                            hint="use " + ", ".join(_REDUCES))
+
+
+def copy_loops(source: Buffer, target: Buffer, piece: int = 4096) -> Stmt:
+    """A copy of a whole buffer, in pieces that may run in parallel."""
+    part = fresh_axis("part", ceildiv(source.size, piece))
+    i = fresh_axis("i", source.size)
+    copy = For(i.var, part.var * piece, minimum(source.size, part.var * piece + piece),
+               Store(target, i.var, source[i.var]), "vector")
+    return For(part.var, 0, part.hi, copy, "parallel")
+
+
+def _scatter_loops(x: Buffer, out: Buffer, before: Index, steps: Index, after: Index,
+                   write: Callable[[Index, Index, Index], Stmt]) -> Stmt:
+    """Copy x, then write `steps` updates in order; what differs in `before` or `after` is
+    independent and may run in parallel."""
+    blocks = ceildiv(after, _BLOCK)
+    task = fresh_axis("task", before * blocks)
+    row, start = task.var // maximum(blocks, 1), task.var % maximum(blocks, 1) * _BLOCK
+    step, column = fresh_axis("step", steps), fresh_axis("column", after)
+    inner = For(column.var, start, minimum(after, start + _BLOCK),
+                write(row, step.var, column.var))
+    return block(copy_loops(x, out),
+                 For(task.var, 0, task.hi, For(step.var, 0, steps, inner), "parallel"))
+
+
+def _address(parts: Sequence[tuple[Index | Scalar, Index]]) -> Index | Scalar:
+    """The sum of indices times strides, of which some are computed."""
+    plain: Index = 0
+    computed: Scalar | None = None
+    for index, stride in parts:
+        if isinstance(index, Scalar):
+            term = index if stride == 1 else call("mul", index, as_scalar(stride))
+            computed = term if computed is None else call("add", computed, term)
+        else:
+            plain = plain + index * stride
+    if computed is None:
+        return plain
+    return computed if plain == 0 else call("add", as_scalar(plain), computed)
+
+
+def _scatter_at_type(x: TensorType, updates: TensorType, *indices: TensorType, axes: Any,
+                     reduce: str) -> TensorType:
+    _check_reduce(reduce)
+    _check_axes(axes, len(indices), len(x.shape))
+    _check_indices("scatter", x, indices, axes)
+    expected = _taken_shape(x.shape, [i.shape for i in indices], axes)
+    if len(expected) != len(updates.shape) or not all(map(proves_eq, expected, updates.shape)):
+        raise ShapeError(f"scatter into {dims_text(x.shape)} needs updates of shape "
+                         f"{dims_text(expected)}, not {dims_text(updates.shape)}",
+                         where=user_location(), hint="stretch them with tz.broadcast_to")
+    return x
+
+
+_NUMPY_AT = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _write_numpy(target: np.ndarray, places: tuple[Any, ...], updates: np.ndarray,
+                 reduce: str) -> None:
+    """Apply updates in order: the last one to the same place wins or comes on top."""
+    if reduce != "set":
+        _NUMPY_AT[reduce].at(target, places, updates)
+        return
+    flat = np.ravel_multi_index(np.broadcast_arrays(*places), target.shape).ravel()
+    values = np.broadcast_to(updates, np.broadcast_shapes(*(np.shape(p) for p in places))).ravel()
+    # numpy leaves open which of several writes to one place stays.
+    unique, last = np.unique(flat[::-1], return_index=True)
+    target.reshape(-1)[unique] = values[::-1][last]
+
+
+def _scatter_at_numpy(x: np.ndarray, updates: np.ndarray, *indices: np.ndarray, axes: Any,
+                      reduce: str, out: TensorType) -> np.ndarray:
+    result = np.ascontiguousarray(x, dtype=out.dtype.compute.np).copy()
+    if updates.size and result.size:
+        rank = np.ndim(np.broadcast_arrays(*indices)[0])
+        grid = np.meshgrid(*(np.arange(n) for n in updates.shape), indexing="ij", sparse=True)
+        kept = iter([*grid[:axes[0]], *grid[axes[0] + rank:]])
+        tail = updates.ndim - axes[0] - rank
+        chosen = {a: in_range_numpy(i, x.shape[a]) for i, a in zip(indices, axes, strict=True)}
+        places = tuple(chosen[d].reshape(chosen[d].shape + (1,) * tail) if d in chosen
+                       else next(kept) for d in range(x.ndim))
+        _write_numpy(result, places, updates.astype(result.dtype), reduce)
+    return convert(result, out.dtype)
+
+
+def _scatter_gradients(x: Value, updates: Value, result: Value, g: Value, reduce: str,
+                       gather: Callable[[Value], Value],
+                       scatter: Callable[[Value, Value, str], Value]) -> tuple[Value, Value]:
+    """Gradients by x and by the updates, for any way of addressing.
+
+    Those that share a maximum share its gradient. An update of 0 has no gradient through "mul".
+    """
+    if reduce == "set":
+        return scatter(g, full(shape=updates.shape, value=0, dtype=g.dtype), "set"), gather(g)
+    if reduce == "add":
+        return g, gather(g)
+    if reduce == "mul":
+        others = scatter(full(shape=x.shape, value=1, dtype=x.dtype), updates, "mul")
+        zero = equal(updates, 0)
+        return g * others, where(zero, 0, gather(g * result) / where(zero, 1, updates))
+    kept = astype(equal(x, result), dtype=x.dtype)
+    won = astype(equal(updates, gather(result)), dtype=x.dtype)
+    share = g / scatter(kept, won, "add")
+    return share * kept, gather(share) * won
+
+
+def _scatter_at_grad(node: Node, g: Value) -> list[Value | None]:
+    x, updates, *indices = node.inputs
+    assert x is not None and updates is not None
+    axes = node.attrs["axes"]
+    dx, du = _scatter_gradients(
+        x, updates, node.outputs[0], g, node.attrs["reduce"],
+        lambda y: take_at(y, *indices, axes=axes),
+        lambda y, u, how: scatter_at(y, u, *indices, axes=axes, reduce=how))
+    return [dx, du, *(None for _ in indices)]
+
+
+@primitive(family="indexing", infer=_scatter_at_type, reference=_scatter_at_numpy,
+           grad=_scatter_at_grad, loops=True)
+def scatter_at(x: Any, updates: Any, *indices: Any, axes: Any, reduce: str = "set",
+               out: TensorType) -> Any:
+    """x with updates written where take_at would read: set, add, mul, max or min
+
+    Updates of the same place are applied in order.
+    """
+    joint = broadcast_shapes(*(i.shape for i in indices))
+    first = axes[0]
+    kept_before = list(range(first))
+    kept_after = [d for d in range(first, len(x.shape)) if d not in axes]
+    after_shape = tuple(x.shape[d] for d in kept_after)
+    sizes = (num_elements(x.shape[:first]), num_elements(joint), num_elements(after_shape))
+    strides = contiguous_strides(x.shape)
+
+    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        base, source, *places = inputs
+
+        def write(row: Index, step: Index, column: Index) -> Stmt:
+            at = unravel(step, joint)
+            parts: list[tuple[Any, Index]] = list(zip(
+                unravel(row, x.shape[:first]), (strides[d] for d in kept_before)))
+            for buffer, type, axis in zip(places, indices, axes, strict=True):
+                own = at[len(joint) - len(type.shape):]
+                flat = ravel([0 if n == 1 else i for n, i in zip(type.shape, own)], type.shape)
+                parts.append((in_range(buffer[flat], x.shape[axis]), strides[axis]))
+            parts += zip(unravel(column, after_shape), (strides[d] for d in kept_after))
+            value = source[(row * sizes[1] + step) * sizes[2] + column]
+            return Store(outputs[0], _address(parts), cast_scalar(value, out.dtype),
+                         _REDUCES[reduce])
+
+        return _scatter_loops(base, outputs[0], *sizes, write) if num_elements(
+            x.shape) != 0 else Block(())
+
+    return build
+
+
+# ---------------------------------------------------------------- gather and scatter by element
+def _check_elements(name: str, x: TensorType, indices: TensorType, axis: int) -> int:
+    if len(indices.shape) != len(x.shape) or not x.shape:
+        raise RankError(f"{name} needs indices of as many axes as {dims_text(x.shape)} has, at "
+                        f"least one, not {dims_text(indices.shape)}", where=user_location())
+    axis = normalize_axis(axis, len(x.shape))
+    _check_indices(name, x, [indices], [axis])
+    for d, (n, size) in enumerate(zip(indices.shape, x.shape)):
+        if d != axis and not proves_le(n, size):
+            raise ShapeError(f"{name}: axis {d} of the indices {dims_text(indices.shape)} is "
+                             f"longer than that of {dims_text(x.shape)}", where=user_location())
+    return axis
+
+
+def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
+    _check_elements("gather", x, indices, axis)
+    return TensorType(indices.shape, x.dtype)
+
+
+def _element_places(indices: np.ndarray, axis: int, size: int) -> tuple[np.ndarray, ...]:
+    grid = np.meshgrid(*(np.arange(n) for n in indices.shape), indexing="ij", sparse=True)
+    grid[axis] = in_range_numpy(indices, size)
+    return tuple(grid)
+
+
+def _gather_numpy(x: np.ndarray, indices: np.ndarray, *, axis: int,
+                  out: TensorType) -> np.ndarray:
+    if indices.size == 0:
+        return np.zeros(out.shape, out.dtype.np)
+    axis = normalize_axis(axis, x.ndim)
+    return x[_element_places(indices, axis, x.shape[axis])]
+
+
+def _gather_grad(node: Node, g: Value) -> list[Value | None]:
+    x, indices = node.inputs
+    assert x is not None
+    wide = x.dtype.compute
+    zeros = full(shape=x.shape, value=0, dtype=wide)
+    return [scatter(zeros, indices, astype(g, dtype=wide), axis=node.attrs["axis"],
+                    reduce="add"), None]
+
+
+@primitive(family="indexing", infer=_gather_type, reference=_gather_numpy, grad=_gather_grad)
+def gather(x: Any, indices: Any, *, axis: int, out: TensorType) -> Tensor:
+    """y[i, j] = x[indices[i, j], j] for axis 0: one index an element of the result"""
+    axis = normalize_axis(axis, len(x.shape))
+
+    def element(*i: Index) -> Scalar:
+        place: list[Any] = list(i)
+        place[axis] = in_range(indices[i], x.shape[axis])
+        return guarded(x[tuple(place)], [x.shape[axis]])
+
+    return compute(out.shape, element, origin="gather")
+
+
+def _scatter_type(x: TensorType, indices: TensorType, updates: TensorType, *, axis: int,
+                  reduce: str) -> TensorType:
+    _check_reduce(reduce)
+    _check_elements("scatter", x, indices, axis)
+    if not all(map(proves_eq, indices.shape, updates.shape)) or len(updates.shape) != len(
+            indices.shape):
+        raise ShapeError(f"scatter has indices {dims_text(indices.shape)} but updates "
+                         f"{dims_text(updates.shape)}; the shapes must be equal",
+                         where=user_location())
+    return x
+
+
+def _scatter_numpy(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int,
+                   reduce: str, out: TensorType) -> np.ndarray:
+    result = np.ascontiguousarray(x, dtype=out.dtype.compute.np).copy()
+    axis = normalize_axis(axis, x.ndim)
+    if indices.size:
+        _write_numpy(result, _element_places(indices, axis, x.shape[axis]),
+                     updates.astype(result.dtype), reduce)
+    return convert(result, out.dtype)
+
+
+def _scatter_grad(node: Node, g: Value) -> list[Value | None]:
+    x, indices, updates = node.inputs
+    assert x is not None and updates is not None
+    axis = node.attrs["axis"]
+    dx, du = _scatter_gradients(
+        x, updates, node.outputs[0], g, node.attrs["reduce"],
+        lambda y: gather(y, indices, axis=axis),
+        lambda y, u, how: scatter(y, indices, u, axis=axis, reduce=how))
+    return [dx, None, du]
+
+
+@primitive(family="indexing", infer=_scatter_type, reference=_scatter_numpy, grad=_scatter_grad,
+           loops=True)
+def scatter(x: Any, indices: Any, updates: Any, *, axis: int = 0, reduce: str = "set",
+            out: TensorType) -> Any:
+    """x with x[indices[i, j], j] = updates[i, j] (axis 0): set, add, mul, max or min
+
+    Updates of the same place are applied in order.
+    """
+    axis = normalize_axis(axis, len(x.shape))
+    shape, strides = indices.shape, contiguous_strides(x.shape)
+    sizes = (num_elements(shape[:axis]), shape[axis], num_elements(shape[axis + 1:]))
+
+    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        base, places, source = inputs
+
+        def write(row: Index, step: Index, column: Index) -> Stmt:
+            flat = (row * sizes[1] + step) * sizes[2] + column
+            at = (*unravel(row, shape[:axis]), in_range(places[flat], x.shape[axis]),
+                  *unravel(column, shape[axis + 1:]))
+            return Store(outputs[0], _address(list(zip(at, strides))),
+                         cast_scalar(source[flat], out.dtype), _REDUCES[reduce])
+
+        return _scatter_loops(base, outputs[0], *sizes, write)
+
+    return build
+
+
+# ---------------------------------------------------------------- what follows from these
+@operator(family="indexing")
+def take(x: Any, indices: Any, *, axis: int | None = None) -> Any:
+    """the slices of x at indices along an axis; without one, elements of the flattened x"""
+    if axis is None:
+        x, axis = reshape(x, shape=(-1,)), 0
+    return take_at(x, indices, axes=(normalize_axis(axis, x.ndim),))
+
+
+@operator(family="indexing")
+def take_along_axis(x: Any, indices: Any, *, axis: int = -1) -> Any:
+    """one index an element along an axis, both tensors broadcast along the others"""
+    if x.ndim != indices.ndim:
+        raise RankError(f"take_along_axis needs as many axes in {dims_text(indices.shape)} as in "
+                        f"{dims_text(x.shape)}", where=user_location())
+    axis = normalize_axis(axis, x.ndim)
+
+    def others(shape: Shape) -> Shape:
+        return tuple(1 if d == axis else n for d, n in enumerate(shape))
+
+    joint = broadcast_shapes(others(x.shape), others(indices.shape))
+    wide = [broadcast_to(t, shape=tuple(t.shape[d] if d == axis else n
+                                        for d, n in enumerate(joint))) for t in (x, indices)]
+    return gather(*wide, axis=axis)
+
+
+@operator(family="indexing")
+def embedding(weight: Any, indices: Any) -> Any:
+    """the rows of a table at indices"""
+    return take_at(weight, indices, axes=(0,))
+
+
+@operator(family="indexing", differentiable=False)
+def one_hot(indices: Any, *, num_classes: Any, axis: int = -1, dtype: Any = "float32") -> Any:
+    """1 at each index of a new axis, 0 elsewhere; an index outside gives zeros"""
+    axis = normalize_axis(axis, indices.ndim + 1)
+    classes = reshape(arange(start=num_classes, dtype=indices.dtype), shape=tuple(
+        num_classes if d == axis else 1 for d in range(indices.ndim + 1)))
+    return astype(equal(expand_dims(indices, axis=axis), classes), dtype=dtype)
+
+
+@operator(family="indexing")
+def index_update(x: Any, indices: Any, updates: Any, *, axis: int = 0, reduce: str = "set") -> Any:
+    """x with whole slices along an axis replaced by updates, or combined with them"""
+    axis = normalize_axis(axis, x.ndim)
+    shape = _taken_shape(x.shape, [indices.shape], [axis])
+    return scatter_at(x, broadcast_to(updates, shape=shape), indices, axes=(axis,), reduce=reduce)
+
+
+def _columns(indices: Value) -> list[Value]:
+    """The coordinates that the last axis of an index tensor holds."""
+    count = indices.shape[-1] if indices.ndim else None
+    if not isinstance(count, int):
+        raise RankError(f"the last axis of {dims_text(indices.shape)} must hold a known number of "
+                        "coordinates", where=user_location())
+    return [reshape(span(indices, -1, k, k + 1), shape=indices.shape[:-1]) for k in range(count)]
+
+
+@operator(family="indexing")
+def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
+    """the slices of x at coordinates, which the last axis of indices holds"""
+    places = _columns(indices)
+    rank = indices.ndim - 1
+    batch = [reshape(arange(start=x.shape[b]), shape=tuple(
+        x.shape[b] if d == b else 1 for d in range(rank))) for b in range(batch_dims)]
+    return take_at(x, *batch, *places, axes=tuple(range(batch_dims + len(places))))
+
+
+@operator(family="indexing")
+def scatter_nd(x: Any, indices: Any, updates: Any, *, reduce: str = "set") -> Any:
+    """x with slices at coordinates, which the last axis of indices holds, replaced or combined"""
+    places = _columns(indices)
+    return scatter_at(x, updates, *places, axes=tuple(range(len(places))), reduce=reduce)
+
+
+@operator(family="indexing", unify=True)
+def masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    """x with one value where the mask holds"""
+    return where(mask, astype(value, dtype=x.dtype), x)
+
+
+@operator(family="indexing", differentiable=False)
+def searchsorted(x: Any, values: Any, *, side: str = "left") -> Any:
+    """where values would be inserted into the sorted vector x; side says on which side of equals"""
+    if side not in ("left", "right") or x.ndim != 1:
+        raise ArgumentError(f"searchsorted takes a vector and side='left' or 'right', not "
+                            f"{dims_text(x.shape)} and {side!r}", where=user_location())
+    wide = expand_dims(values, axis=-1)
+    before = less(x, wide) if side == "left" else less_equal(x, wide)
+    if x.dtype.is_float and values.dtype.is_float:  # nan comes after every number, as in sort
+        later = bitwise_invert(isnan(x)) if side == "left" else equal(x, x) | isnan(x)
+        before = bitwise_or(before, bitwise_and(isnan(wide), later))
+    return operator_named("sum")(astype(before, dtype="int64"), axis=-1)
+
+
+@operator(family="indexing", differentiable=False)
+def bincount(x: Any, *, length: int) -> Any:
+    """how often each of 0..length-1 occurs in a vector; other numbers are not counted"""
+    known = bitwise_and(less(-1, x), less(x, length))
+    zeros = full(shape=(length,), value=0, dtype="int64")
+    return scatter(zeros, x, astype(known, dtype="int64"), reduce="add")
+
+
+# ---------------------------------------------------------------- nonzero
+@returns_tuple
+@operator(family="indexing", differentiable=False)
+def nonzero(x: Any, *, size: Any = None, fill_value: int = 0) -> Any:
+    """the indices of elements that are not 0, one vector an axis
+
+    A graph needs to know how many: inside one give `size`, of which the rest is `fill_value`.
+    """
+    if size is None:
+        raise TracedControlFlow(
+            "nonzero has as many results as there are elements that are not 0, which is not known "
+            "while tracing", hint="give size=, the number of indices to make room for, or choose "
+            "elements with tz.where(mask, x, 0)")
+    found = reshape(not_equal(x, 0), shape=(-1,))
+    total = found.shape[0]
+    rank = operator_named("cumsum")(astype(found, dtype="int64"), axis=0)
+    # Whatever is not wanted is written one past the end and cut off.
+    slot = where(bitwise_and(found, less_equal(rank, size)), rank - 1, size)
+    room = full(shape=(size + 1,), value=0, dtype="int64")
+    flat = span(scatter(room, slot, arange(start=total), axis=0), 0, 0, size)
+    count = operator_named("sum")(astype(found, dtype="int64"))
+    inside = less(arange(start=size), count)
+    strides = contiguous_strides(x.shape)
+    return tuple(where(inside, flat // maximum(stride, 1) % maximum(n, 1), fill_value)
+                 for n, stride in zip(x.shape, strides))
+
+
+def _nonzero_front(x: Any, *, size: Any = None, fill_value: int = 0) -> Any:
+    if size is None and not isinstance(x, Value) and not tracing():
+        size = int(np.count_nonzero(np.asarray(x)))
+    return Operator.__call__(nonzero, x, size=size, fill_value=fill_value)
+
+
+nonzero = fronted(nonzero, _nonzero_front)
+
+
+# ---------------------------------------------------------------- x[key]
+def _normal_bound(bound: Any, n: Index, default: Index, below: Index) -> Index:
+    """A slice bound by Python's rules: from the end if negative, and clipped to below..n."""
+    if bound is None:
+        return default
+    if not isinstance(bound, IndexExpr):
+        bound = python.index(bound)
+    low, high = bounds(bound)
+    if high is not None and high < 0 and (not isinstance(bound, int) or bound < 0):
+        return maximum(n + bound, below)
+    inside = minimum(bound, n if below == 0 else n - 1)
+    return inside if low is not None and low >= 0 else maximum(inside, below)
+
+
+def _normal_slice(s: slice, n: Index) -> tuple[Index, Index, int]:
+    step = 1 if s.step is None else python.index(s.step)
+    if step == 0:
+        raise ArgumentError("a slice needs a step other than 0", where=user_location())
+    if step > 0:
+        return _normal_bound(s.start, n, 0, 0), _normal_bound(s.stop, n, n, 0), step
+    return _normal_bound(s.start, n, n - 1, -1), _normal_bound(s.stop, n, -1, -1), step
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, (Value, np.ndarray, list)) or hasattr(item, "detach")
+
+
+def _normal_key(key: Any, shape: Shape) -> tuple[tuple[Any, ...], list[Any]]:
+    """A subscript as plain data (kind, numbers...) and the index tensors it holds."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    count = sum(item is not None and item is not Ellipsis for item in items)
+    dots = [k for k, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1 or count > len(shape):
+        raise RankError(f"{count} indices for {dims_text(shape)}" if not dots[1:] else
+                        "an index has more than one '...'", where=user_location())
+    at = dots[0] if dots else len(items)
+    items[at:at + 1] = [slice(None)] * (len(shape) - count)
+    normal: list[tuple[Any, ...]] = []
+    tensors: list[Any] = []
+    axis = 0
+    for item in items:
+        if item is None:
+            normal.append(("new",))
+            continue
+        n = shape[axis]
+        if isinstance(item, (bool, np.bool_)):
+            raise DTypeError("True and False are no indices here", where=user_location(),
+                             hint="use None for a new axis, or tz.where to choose elements")
+        if isinstance(item, slice):
+            normal.append(("range", *_normal_slice(item, n)))
+        elif _is_tensor(item):
+            normal.append(("tensor",))
+            tensors.append(np.asarray(item, np.int64) if isinstance(item, list) and not any(
+                map(_is_tensor, item)) and np.asarray(item).dtype.kind in "iu" else item)
+        else:
+            normal.append(("at", _single_index(item, n, axis)))
+        axis += 1
+    return tuple(normal), tensors
+
+
+def _single_index(item: Any, n: Index, axis: int) -> Index:
+    if isinstance(item, IndexExpr):
+        return item
+    try:
+        index = python.index(item)
+    except TypeError:
+        raise DTypeError(f"a {type(item).__name__} is no index", where=user_location(),
+                         hint="use integers, slices, None, ... and integer tensors") from None
+    if isinstance(n, int) and not -n <= index < n:
+        raise IndexOutOfRange(f"index {index} is outside axis {axis} of size {n}",
+                              where=user_location())
+    return index + n if index < 0 else index
+
+
+@operator(family="indexing")
+def getitem(x: Any, *indices: Any, key: Any) -> Any:
+    """x[key], by numpy's rules; boolean masks are refused, as their result has no known size"""
+    items = [item for item in key if item[0] != "new"]
+    ranges = {"at": lambda i: (i, i + 1, 1), "range": lambda *r: r}
+    cuts = [(0, n, 1) if item[0] == "tensor" else ranges[item[0]](*item[1:])
+            for item, n in zip(items, x.shape, strict=True)]
+    if any(not (start == 0 and step == 1 and proves_eq(stop, n))
+           for (start, stop, step), n in zip(cuts, x.shape)):
+        starts, stops, steps = zip(*cuts)
+        x = slice_(x, starts=starts, stops=stops, steps=steps)
+    kinds = [item[0] for item in items if item[0] != "at"]
+    x = _in_shape(x, tuple(n for n, item in zip(x.shape, items) if item[0] != "at"))
+    rank, front = 0, False
+    if indices:
+        axes = tuple(d for d, kind in enumerate(kinds) if kind == "tensor")
+        rank = len(broadcast_shapes(*(i.shape for i in indices)))
+        x = take_at(x, *indices, axes=axes)
+        # Index tensors apart from each other put their axes in front, numbers counting as such.
+        advanced = [k for k, item in enumerate(key) if item[0] in ("tensor", "at")]
+        front = advanced[-1] - advanced[0] + 1 > len(advanced)
+        if front and axes[0]:
+            x = permute_dims(x, axes=(*range(axes[0], axes[0] + rank), *range(axes[0]),
+                                      *range(axes[0] + rank, x.ndim)))
+    sizes = iter(x.shape)
+    shape: list[Index] = [next(sizes) for _ in range(rank)] if front else []
+    for item in key:
+        if item[0] == "new":
+            shape.append(1)
+        elif item[0] == "range":
+            shape.append(next(sizes))
+        elif item[0] == "tensor" and rank and not front:
+            shape += [next(sizes) for _ in range(rank)]
+            rank = 0
+    return _in_shape(x, tuple(shape))
+
+
+def _in_shape(x: Value, shape: Shape) -> Value:
+    return x if tuple(x.shape) == shape else reshape(x, shape=shape)
+
+
+def _getitem_front(x: Any, key: Any) -> Any:
+    shape = x.shape if hasattr(x, "shape") else np.shape(x)
+    normal, tensors = _normal_key(key, tuple(shape))
+    return Operator.__call__(getitem, x, *tensors, key=normal)
+
+
+getitem = fronted(getitem, _getitem_front)
+

@@ -1,0 +1,765 @@
+"""Operators that move elements without computing: reshape, transpose, slice, concat, pad and kin.
+
+Five primitives carry them all: `reshape`, `permute_dims`, `broadcast_to`, `concat`, `slice` and its
+opposite `place` (a tensor laid into a larger one, which is also what padding is).
+"""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import int64, promote
+from terrazzo.errors import (
+    ArgumentError,
+    AxisError,
+    IndexOutOfRange,
+    RankError,
+    ShapeError,
+    user_location,
+)
+from terrazzo.expr.ir import Tensor, compute
+from terrazzo.graph.ir import (
+    Node,
+    Operator,
+    TensorType,
+    Value,
+    infer_composite,
+    operator_named,
+    register,
+)
+from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, proves_eq
+from terrazzo.loop.interpret import convert
+from terrazzo.ops.creation import arange
+from terrazzo.ops.define import broadcast_load, operator, primitive, with_shape
+from terrazzo.ops.elementwise import greater_equal, less_equal, where
+from terrazzo.scalar import Const, FromIndex, Scalar, as_scalar, call
+from terrazzo.scalar import cast as cast_scalar
+from terrazzo.scalar import where as where_scalar
+from terrazzo.shapes import (
+    Shape,
+    broadcast_shapes,
+    contiguous_strides,
+    dims_text,
+    normalize_axes,
+    normalize_axis,
+    num_elements,
+)
+
+
+def as_shape(sizes: Any) -> Shape:
+    """A tuple of sizes from one size or several."""
+    if isinstance(sizes, IndexExpr) or not isinstance(sizes, Iterable):
+        sizes = (sizes,)
+    return tuple(n if isinstance(n, IndexExpr) else python.index(n) for n in sizes)
+
+
+def returns_tuple(op: Operator) -> Operator:
+    """Make a composite operator answer with a tuple also when it has a single result."""
+
+    def infer(*types: Any, **attrs: Any) -> Any:
+        inferred = infer_composite(op, types, attrs)
+        return inferred if isinstance(inferred, tuple) else (inferred,)
+
+    return register(replace(op, infer=infer))
+
+
+# ---------------------------------------------------------------- reshape
+def _reshape_type(x: TensorType, *, shape: Any) -> TensorType:
+    sizes = as_shape(shape)
+    unknown = [d for d, n in enumerate(sizes) if isinstance(n, int) and n < 0]
+    if len(unknown) > 1 or any(sizes[d] != -1 for d in unknown):
+        raise ShapeError(f"cannot reshape to {dims_text(sizes)}: at most one size may be -1 and "
+                         "none may be smaller", where=user_location())
+    total = num_elements(x.shape)
+    if unknown:
+        known = num_elements(n for d, n in enumerate(sizes) if d != unknown[0])
+        if known == 0:
+            raise ShapeError(f"the -1 in {dims_text(sizes)} could be anything, as another size is "
+                             "0", where=user_location(), hint="write the size out")
+        sizes = tuple(total // known if d == unknown[0] else n for d, n in enumerate(sizes))
+    if not proves_eq(total, num_elements(sizes)):
+        symbolic = not isinstance(total, int) or not isinstance(num_elements(sizes), int)
+        raise ShapeError(
+            f"cannot reshape {dims_text(x.shape)} to {dims_text(as_shape(shape))}: the number of "
+            f"elements is {total} and would be {num_elements(sizes)}", where=user_location(),
+            hint="the two must be equal for every value of the symbolic sizes; name a size that is "
+                 "a multiple of 8 n*8" if symbolic else "keep the product of the sizes")
+    return with_shape(x, sizes)
+
+
+def matching_groups(a: Shape, b: Shape) -> list[tuple[range, range]]:
+    """Split two shapes of equally many elements into the shortest runs that correspond.
+
+    `[n, 4, 8]` and `[n, 32]` give `(n | n), (4, 8 | 32)`: indices never mix across groups, so
+    reshapes that only split or merge neighbours need no division by symbolic sizes.
+    """
+    groups, i, j = [], 0, 0
+    while i < len(a) or j < len(b):
+        ends = sorted(((p, q) for p in range(i, len(a) + 1) for q in range(j, len(b) + 1)),
+                      key=sum)[1:]
+        p, q = next(((p, q) for p, q in ends
+                     if proves_eq(num_elements(a[i:p]), num_elements(b[j:q]))), (len(a), len(b)))
+        groups.append((range(i, p), range(j, q)))
+        i, j = p, q
+    return groups
+
+
+def unravel(linear: Any, shape: Shape) -> tuple[Any, ...]:
+    """The indices of the element at a row-major position, which may be an index or a scalar."""
+    found: list[Any] = []
+    for d, (n, stride) in enumerate(zip(shape, contiguous_strides(shape))):
+        if n == 1:
+            found.append(0)
+            continue
+        place = linear if stride == 1 else (
+            call("floordiv", linear, as_scalar(stride)) if isinstance(linear, Scalar)
+            else linear // stride)
+        if d > 0 and any(m != 1 for m in shape[:d]):
+            place = call("mod", place, as_scalar(n)) if isinstance(place, Scalar) else place % n
+        found.append(place)
+    return tuple(found)
+
+
+def ravel(indices: Sequence[Index], shape: Shape) -> Index:
+    """The row-major position of an element."""
+    position: Index = 0
+    for i, stride in zip(indices, contiguous_strides(shape), strict=True):
+        position = position + i * stride
+    return position
+
+
+def is_empty(shape: Shape) -> bool:
+    """Whether a tensor certainly has no elements."""
+    return any(n == 0 for n in shape)
+
+
+def _reshape_grad(node: Node, g: Value) -> list[Value | None]:
+    return [reshape(g, shape=_input(node).shape)]
+
+
+@primitive(family="shape", infer=_reshape_type, grad=_reshape_grad,
+           reference=lambda x, *, shape, out: x.reshape(out.shape))
+def reshape(x: Any, *, shape: Any, out: TensorType) -> Tensor:
+    """the same elements in another shape; one size may be -1"""
+    groups = [] if is_empty(x.shape) else matching_groups(x.shape, out.shape)
+
+    def element(*i: Index) -> Scalar:
+        if is_empty(x.shape):
+            return Const(out.dtype, 0)
+        place: list[Index] = []
+        for source, target in groups:
+            linear = ravel(i[target.start:target.stop], out.shape[target.start:target.stop])
+            place += unravel(linear, x.shape[source.start:source.stop])
+        return x[tuple(place)]
+
+    return compute(out.shape, element, origin="reshape")
+
+
+def _input(node: Node, number: int = 0) -> Value:
+    value = node.inputs[number]
+    assert value is not None
+    return value
+
+
+@operator(family="shape")
+def flatten(x: Any, *, start_axis: int = 0, end_axis: int = -1) -> Any:
+    """the axes from start_axis to end_axis merged into one"""
+    if x.ndim == 0:
+        return reshape(x, shape=(1,))
+    first, last = normalize_axis(start_axis, x.ndim), normalize_axis(end_axis, x.ndim)
+    if first > last:
+        raise AxisError(f"flatten from axis {first} to axis {last} has nothing to merge",
+                        where=user_location(), hint="start_axis comes before end_axis")
+    merged = num_elements(x.shape[first:last + 1])
+    return reshape(x, shape=(*x.shape[:first], merged, *x.shape[last + 1:]))
+
+
+@operator(family="shape")
+def expand_dims(x: Any, *, axis: Any = 0) -> Any:
+    """new axes of size 1 at the given places of the result"""
+    count = 1 if isinstance(axis, int) else len(axis)
+    new = set(normalize_axes(axis, x.ndim + count))
+    old = iter(x.shape)
+    return reshape(x, shape=tuple(1 if d in new else next(old) for d in range(x.ndim + count)))
+
+
+@operator(family="shape")
+def squeeze(x: Any, *, axis: Any = None) -> Any:
+    """the given axes of size 1 removed; without `axis`, every axis that is known to be of size 1"""
+    gone = normalize_axes(axis, x.ndim) if axis is not None else tuple(
+        d for d, n in enumerate(x.shape) if n == 1)
+    for d in gone:
+        if x.shape[d] != 1:
+            raise ShapeError(f"cannot squeeze axis {d} of {dims_text(x.shape)}: its size is "
+                             f"{x.shape[d]}, not 1", where=user_location())
+    return reshape(x, shape=tuple(n for d, n in enumerate(x.shape) if d not in gone))
+
+
+# ---------------------------------------------------------------- transposes
+def _permutation(axes: Any, rank: int) -> tuple[int, ...]:
+    order = tuple(normalize_axis(a, rank) for a in axes)
+    if sorted(order) != list(range(rank)):
+        raise AxisError(f"axes {tuple(axes)} are not an order of the {rank} axes of the tensor",
+                        where=user_location(), hint="name each axis once")
+    return order
+
+
+def _permute_type(x: TensorType, *, axes: Any) -> TensorType:
+    return with_shape(x, tuple(x.shape[a] for a in _permutation(axes, len(x.shape))))
+
+
+def _permute_grad(node: Node, g: Value) -> list[Value | None]:
+    order = _permutation(node.attrs["axes"], g.ndim)
+    return [permute_dims(g, axes=tuple(order.index(d) for d in range(g.ndim)))]
+
+
+def _permute_numpy(x: np.ndarray, *, axes: Any, out: TensorType) -> np.ndarray:
+    return np.transpose(x, _permutation(axes, x.ndim))
+
+
+@primitive(family="shape", infer=_permute_type, grad=_permute_grad, reference=_permute_numpy)
+def permute_dims(x: Any, *, axes: Any, out: TensorType) -> Tensor:
+    """axis d of the result is axis axes[d] of x"""
+    order = _permutation(axes, len(x.shape))
+    return compute(out.shape, lambda *i: x[tuple(i[order.index(d)] for d in range(len(order)))],
+                   origin="permute_dims")
+
+
+@operator(family="shape")
+def transpose(x: Any, *, axes: Any = None) -> Any:
+    """the axes in another order; reversed when none is given"""
+    return permute_dims(x, axes=tuple(range(x.ndim))[::-1] if axes is None else tuple(axes))
+
+
+@operator(family="shape")
+def swapaxes(x: Any, *, axis1: int, axis2: int) -> Any:
+    """two axes exchanged"""
+    order = list(range(x.ndim))
+    a, b = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
+    order[a], order[b] = order[b], order[a]
+    return permute_dims(x, axes=tuple(order))
+
+
+@operator(family="shape")
+def moveaxis(x: Any, *, source: Any, destination: Any) -> Any:
+    """axes moved to other places, the rest in order"""
+    sources = [source] if isinstance(source, int) else list(source)
+    targets = [destination] if isinstance(destination, int) else list(destination)
+    moved = [normalize_axis(a, x.ndim) for a in sources]
+    to = [normalize_axis(a, x.ndim) for a in targets]
+    if len(set(moved)) != len(sources) or len(set(to)) != len(targets) or len(moved) != len(to):
+        raise AxisError(f"moveaxis from {source} to {destination}: give as many distinct places "
+                        "as distinct axes", where=user_location())
+    order = [d for d in range(x.ndim) if d not in moved]
+    for target, axis in sorted(zip(to, moved)):
+        order.insert(target, axis)
+    return permute_dims(x, axes=tuple(order))
+
+
+@operator(family="shape")
+def matrix_transpose(x: Any) -> Any:
+    """the last two axes exchanged"""
+    _require_rank(x, 2, "matrix_transpose")
+    return swapaxes(x, axis1=-2, axis2=-1)
+
+
+def _require_rank(x: Any, least: int, name: str) -> None:
+    if x.ndim < least:
+        raise RankError(f"{name} needs a tensor of at least {least} axes, not {dims_text(x.shape)}",
+                        where=user_location())
+
+
+# ---------------------------------------------------------------- broadcasting
+def _broadcast_type(x: TensorType, *, shape: Any) -> TensorType:
+    sizes = as_shape(shape)
+    joint = broadcast_shapes(x.shape, sizes)
+    if len(joint) != len(sizes) or not all(map(proves_eq, joint, sizes)):
+        raise ShapeError(f"{dims_text(x.shape)} does not broadcast to {dims_text(sizes)}",
+                         where=user_location(), hint="only axes of size 1 stretch, and new axes "
+                         "come in front")
+    return with_shape(x, sizes)
+
+
+def _broadcast_grad(node: Node, g: Value) -> list[Value | None]:
+    shape = _input(node).shape
+    extra = g.ndim - len(shape)
+    summed = tuple(range(extra)) + tuple(
+        extra + d for d, n in enumerate(shape) if n == 1 and g.shape[extra + d] != 1)
+    if not summed:
+        return [g]
+    return [reshape(operator_named("sum")(g, axis=summed), shape=shape)]
+
+
+@primitive(family="shape", infer=_broadcast_type, grad=_broadcast_grad,
+           reference=lambda x, *, shape, out: np.array(np.broadcast_to(x, out.shape)))
+def broadcast_to(x: Any, *, shape: Any, out: TensorType) -> Tensor:
+    """axes of size 1 stretched, and new ones put in front, to fill a shape"""
+    return compute(out.shape, lambda *i: broadcast_load(x, i), origin="broadcast_to")
+
+
+# ---------------------------------------------------------------- joining
+def _concat_type(*xs: TensorType, axis: int) -> TensorType:
+    if not xs:
+        raise ArgumentError("concat needs at least one tensor", where=user_location())
+    rank = len(xs[0].shape)
+    axis = normalize_axis(axis, rank)
+    for x in xs[1:]:
+        if len(x.shape) != rank or not all(
+                proves_eq(m, n) for d, (m, n) in enumerate(zip(x.shape, xs[0].shape)) if d != axis):
+            raise ShapeError(f"cannot concat {dims_text(xs[0].shape)} and {dims_text(x.shape)} "
+                             f"along axis {axis}: every other axis must agree",
+                             where=user_location())
+    total: Index = 0
+    for x in xs:
+        total = total + x.shape[axis]
+    shape = tuple(total if d == axis else n for d, n in enumerate(xs[0].shape))
+    return TensorType(shape, promote(*(x.dtype for x in xs)))
+
+
+def _concat_numpy(*xs: np.ndarray, axis: int, out: TensorType) -> np.ndarray:
+    return np.concatenate([convert(x, out.dtype) for x in xs], axis=axis)
+
+
+def _concat_grad(node: Node, g: Value) -> list[Value | None]:
+    axis = normalize_axis(node.attrs["axis"], g.ndim)
+    start: Index = 0
+    found: list[Value | None] = []
+    for x in node.inputs:
+        assert x is not None
+        found.append(span(g, axis, start, start + x.shape[axis]))
+        start = start + x.shape[axis]
+    return found
+
+
+@primitive(family="shape", infer=_concat_type, reference=_concat_numpy, grad=_concat_grad)
+def concat(*xs: Any, axis: int = 0, out: TensorType) -> Tensor:
+    """tensors one after the other along an axis"""
+    axis = normalize_axis(axis, len(out.shape))
+    pieces: list[tuple[Tensor, Index, Index]] = []
+    start: Index = 0
+    for x in xs:
+        if x.shape[axis] != 0:
+            pieces.append((x, start, start + x.shape[axis]))
+            start = start + x.shape[axis]
+
+    def element(*i: Index) -> Scalar:
+        if not pieces:
+            return Const(out.dtype, 0)
+        value: Scalar | None = None
+        for x, first, end in reversed(pieces):
+            place = tuple(n - first if d == axis else n for d, n in enumerate(i))
+            loaded = cast_scalar(x[place], out.dtype)
+            inside = call("lt", FromIndex(int64, i[axis]), as_scalar(end))
+            value = loaded if value is None else where_scalar(inside, loaded, value)
+        assert value is not None
+        return value
+
+    return compute(out.shape, element, origin="concat")
+
+
+@operator(family="shape")
+def stack(*xs: Any, axis: int = 0) -> Any:
+    """tensors of one shape side by side along a new axis"""
+    if not xs:
+        raise ArgumentError("stack needs at least one tensor", where=user_location())
+    for x in xs:
+        if x.ndim != xs[0].ndim or not all(map(proves_eq, x.shape, xs[0].shape)):
+            raise ShapeError(f"cannot stack {dims_text(xs[0].shape)} and {dims_text(x.shape)}: the "
+                             "shapes must be equal", where=user_location())
+    return concat(*(expand_dims(x, axis=axis) for x in xs), axis=axis)
+
+
+# ---------------------------------------------------------------- slices
+def _slice_size(start: Index, stop: Index, step: int) -> Index:
+    """How many elements `start, start + step, ...` has before `stop`."""
+    size = ceildiv(stop - start, step) if step > 0 else ceildiv(start - stop, -step)
+    low = bounds(size)[0]
+    return size if low is not None and low >= 0 else maximum(size, 0)
+
+
+def _slice_type(x: TensorType, *, starts: Any, stops: Any, steps: Any) -> TensorType:
+    rank = len(x.shape)
+    if not len(starts) == len(stops) == len(steps) == rank:
+        raise RankError(f"slice of {dims_text(x.shape)} needs {rank} starts, stops and steps",
+                        where=user_location())
+    shape: list[Index] = []
+    for d, (n, start, stop, step) in enumerate(zip(x.shape, starts, stops, steps)):
+        if step == 0:
+            raise ArgumentError("a slice needs a step other than 0", where=user_location())
+        size = _slice_size(start, stop, step)
+        ends = (start, start + (size - 1) * step)
+        if size != 0 and any(isinstance(n, int) and isinstance(e, int) and not 0 <= e < n
+                             for e in ends):
+            raise IndexOutOfRange(f"slice {start}:{stop}:{step} of axis {d} reads outside its size "
+                                  f"{n}", where=user_location(), hint="slice bounds of this "
+                                  "operator do not wrap; write x[a:b:c] for Python's rules")
+        shape.append(size)
+    return with_shape(x, tuple(shape))
+
+
+def _numpy_slices(starts: Any, sizes: Any, steps: Any) -> tuple[slice, ...]:
+    """Python slices for `size` elements from `start`; a stop before 0 has to be None."""
+    stops = (start + size * step for start, size, step in zip(starts, sizes, steps))
+    return tuple(slice(start, stop if stop >= 0 and size > 0 else None if size > 0 else start, step)
+                 for start, stop, size, step in zip(starts, stops, sizes, steps))
+
+
+def _slice_numpy(x: np.ndarray, *, starts: Any, stops: Any, steps: Any,
+                 out: TensorType) -> np.ndarray:
+    return x[_numpy_slices(starts, out.shape, steps)].copy()
+
+
+def _slice_grad(node: Node, g: Value) -> list[Value | None]:
+    return [place(g, shape=_input(node).shape, starts=node.attrs["starts"],
+                  steps=node.attrs["steps"])]
+
+
+@primitive(family="shape", infer=_slice_type, reference=_slice_numpy, grad=_slice_grad)
+def slice_(x: Any, *, starts: Any, stops: Any, steps: Any, out: TensorType) -> Tensor:
+    """elements start, start + step, ... before stop of every axis; bounds do not wrap or clip
+
+    A negative step walks down, and a stop of -1 is then before the first element.
+    """
+    return compute(out.shape, lambda *i: x[tuple(
+        start + n * step for n, start, step in zip(i, starts, steps))], origin="slice")
+
+
+def span(x: Any, axis: int, start: Index, stop: Index, step: int = 1) -> Any:
+    """A slice of one axis, all of the others."""
+    axis = normalize_axis(axis, x.ndim)
+    if step == 1 and start == 0 and proves_eq(stop, x.shape[axis]):
+        return x
+    return slice_(x, starts=tuple(start if d == axis else 0 for d in range(x.ndim)),
+                  stops=tuple(stop if d == axis else n for d, n in enumerate(x.shape)),
+                  steps=tuple(step if d == axis else 1 for d in range(x.ndim)))
+
+
+def _place_type(x: TensorType, *, shape: Any, starts: Any, steps: Any, value: Any) -> TensorType:
+    sizes = as_shape(shape)
+    for n, size, start, step in zip(x.shape, sizes, starts, steps, strict=True):
+        ends = (start, start + (n - 1) * step)
+        if n != 0 and any(isinstance(size, int) and isinstance(e, int) and not 0 <= e < size
+                          for e in ends):
+            raise IndexOutOfRange(f"{dims_text(x.shape)} placed at {tuple(starts)} with steps "
+                                  f"{tuple(steps)} does not fit in {dims_text(sizes)}",
+                                  where=user_location())
+    return with_shape(x, sizes)
+
+
+def _place_numpy(x: np.ndarray, *, shape: Any, starts: Any, steps: Any, value: Any,
+                 out: TensorType) -> np.ndarray:
+    result = np.full(out.shape, value).astype(out.dtype.np)
+    result[_numpy_slices(starts, x.shape, steps)] = x
+    return result
+
+
+def _place_grad(node: Node, g: Value) -> list[Value | None]:
+    starts, steps = node.attrs["starts"], node.attrs["steps"]
+    stops = tuple(start + n * step for start, n, step in zip(starts, _input(node).shape, steps))
+    return [slice_(g, starts=starts, stops=stops, steps=steps)]
+
+
+@primitive(family="shape", infer=_place_type, reference=_place_numpy, grad=_place_grad)
+def place(x: Any, *, shape: Any, starts: Any, steps: Any, value: Any = 0,
+          out: TensorType) -> Tensor:
+    """x laid into a tensor of one value, at start, start + step, ... of every axis
+
+    The opposite of slice; with steps of 1 it pads, with larger ones it dilates.
+    """
+    if is_empty(x.shape):
+        return compute(out.shape, lambda *i: Const(out.dtype, value), origin="place")
+
+    def element(*i: Index) -> Scalar:
+        tests: list[Scalar] = []
+        at: list[Index] = []
+        for d, (start, step) in enumerate(zip(starts, steps)):
+            n, gap = x.shape[d], abs(step)
+            if start == 0 and step == 1 and proves_eq(n, out.shape[d]):
+                at.append(i[d])
+                continue
+            offset = i[d] - start if step > 0 else start - i[d]
+            at.append(offset // gap)
+            if step < 0 or start != 0:
+                tests.append(call("ge", as_scalar(offset), 0))
+            tests.append(call("lt", as_scalar(offset), as_scalar(n * gap)))
+            if gap > 1:
+                tests.append(call("eq", as_scalar(offset % gap), 0))
+        result: Scalar = x[tuple(at)]
+        if not tests:
+            return result
+        inside = tests[0]
+        for test in tests[1:]:
+            inside = call("and", inside, test)
+        return where_scalar(inside, result, Const(out.dtype, value))
+
+    return compute(out.shape, element, origin="place")
+
+
+# ---------------------------------------------------------------- splitting
+def _cuts(x: Any, indices_or_sections: Any, axis: int) -> list[Index]:
+    n = x.shape[axis]
+    if isinstance(indices_or_sections, (list, tuple)):
+        cuts: list[Index] = [0, *indices_or_sections, n]
+        if isinstance(n, int) and all(isinstance(c, int) for c in cuts):
+            return [min(c + n if c < 0 else c, n) for c in cuts]  # type: ignore[operator]
+        return cuts
+    sections = python.index(indices_or_sections)
+    if sections < 1 or not proves_eq(n // sections * sections, n):
+        raise ShapeError(f"axis {axis} of {dims_text(x.shape)} does not split into {sections} equal "
+                         "parts", where=user_location(),
+                         hint="give the places to cut at instead, as a tuple")
+    return [n // sections * k for k in range(sections + 1)]
+
+
+@returns_tuple
+@operator(family="shape")
+def split(x: Any, *, indices_or_sections: Any, axis: int = 0) -> Any:
+    """x cut along an axis into equal parts (a number) or at places (a tuple); a tuple of parts"""
+    axis = normalize_axis(axis, x.ndim)
+    cuts = _cuts(x, indices_or_sections, axis)
+    return tuple(span(x, axis, a, b) for a, b in zip(cuts, cuts[1:]))
+
+
+@returns_tuple
+@operator(family="shape")
+def unstack(x: Any, *, axis: int = 0) -> Any:
+    """the slices of x along an axis, without that axis, as a tuple"""
+    axis = normalize_axis(axis, x.ndim)
+    n = x.shape[axis]
+    if not isinstance(n, int):
+        raise ShapeError(f"cannot unstack axis {axis} of {dims_text(x.shape)}: its size must be "
+                         "known", where=user_location(), hint="use tz.scan to walk over it")
+    return tuple(squeeze(span(x, axis, k, k + 1), axis=axis) for k in range(n))
+
+
+# ---------------------------------------------------------------- padding
+def _pad_pairs(pad_width: Any, rank: int) -> list[tuple[Index, Index]]:
+    if isinstance(pad_width, (int, np.integer, IndexExpr)):
+        return [(pad_width, pad_width)] * rank
+    pairs = [p if isinstance(p, (tuple, list)) else None for p in pad_width]
+    if len(pairs) == 2 and None in pairs:
+        return [tuple(pad_width)] * rank
+    if len(pairs) == 1 and pairs[0] is not None:
+        pairs = pairs * rank
+    if len(pairs) != rank or any(p is None or len(p) != 2 for p in pairs):
+        raise ArgumentError(f"pad_width {pad_width} does not fit a tensor of {rank} axes",
+                            where=user_location(),
+                            hint="give a number, a pair (before, after), or one pair an axis")
+    return [tuple(p) for p in pairs if p is not None]
+
+
+def _mirrored(x: Any, axis: int, before: int, after: int, skip: int) -> list[Any]:
+    """x between its own mirror images; `skip` is 1 where the edge itself is not repeated."""
+    n = x.shape[axis]
+    left = span(x, axis, before - 1 + skip, skip - 1, -1)
+    return [left, x, span(x, axis, n - 1 - skip, n - 1 - skip - after, -1)]
+
+
+def _repeated_edge(x: Any, axis: int, before: int, after: int) -> list[Any]:
+    def shape(size: int) -> Shape:
+        return tuple(size if d == axis else n for d, n in enumerate(x.shape))
+
+    n = x.shape[axis]
+    return [broadcast_to(span(x, axis, 0, 1), shape=shape(before)), x,
+            broadcast_to(span(x, axis, n - 1, n), shape=shape(after))]
+
+
+_BORDERS = {
+    "reflect": lambda x, d, a, b: _mirrored(x, d, a, b, 1),
+    "symmetric": lambda x, d, a, b: _mirrored(x, d, a, b, 0),
+    "edge": _repeated_edge,
+    "wrap": lambda x, d, a, b: [span(x, d, x.shape[d] - a, x.shape[d]), x, span(x, d, 0, b)],
+}
+
+
+@operator(family="shape")
+def pad(x: Any, *, pad_width: Any, mode: str = "constant", value: Any = 0) -> Any:
+    """x with a border: of `value`, or made of x itself by "reflect", "symmetric", "edge", "wrap"
+
+    `pad_width` is numpy's; negative widths crop. A border made of x is at most as wide as x.
+    """
+    pairs = _pad_pairs(pad_width, x.ndim)
+    if mode != "constant" and mode not in _BORDERS:
+        raise ArgumentError(f"pad has no mode {mode!r}", where=user_location(),
+                            hint="use constant, " + ", ".join(_BORDERS))
+    for d, (before, after) in enumerate(pairs):
+        crop = [-w if isinstance(w, int) and w < 0 else 0 for w in (before, after)]
+        x = span(x, d, crop[0], x.shape[d] - crop[1])
+    pairs = [tuple(0 if isinstance(w, int) and w < 0 else w for w in pair)  # type: ignore[misc]
+             for pair in pairs]
+    if mode == "constant":
+        if all(pair == (0, 0) for pair in pairs):
+            return x
+        return place(x, shape=tuple(a + n + b for n, (a, b) in zip(x.shape, pairs)),
+                     starts=tuple(a for a, _ in pairs), steps=(1,) * x.ndim, value=value)
+    for d, (a, b) in enumerate(pairs):
+        room = x.shape[d] - (1 if mode == "reflect" else 0)
+        if mode != "edge" and isinstance(room, int) and max(a, b) > room:  # type: ignore[type-var]
+            raise ShapeError(f"pad in mode {mode!r} by {(a, b)} is wider than axis {d} of "
+                             f"{dims_text(x.shape)}", where=user_location(),
+                             hint="pad in several steps")
+        if (a, b) != (0, 0):
+            if x.shape[d] == 0:
+                raise ShapeError(f"pad in mode {mode!r} has nothing to repeat along axis {d} of "
+                                 f"{dims_text(x.shape)}", where=user_location())
+            x = concat(*_BORDERS[mode](x, d, a, b), axis=d)
+    return x
+
+
+# ---------------------------------------------------------------- reordering and repeating
+@operator(family="shape")
+def flip(x: Any, *, axis: Any = None) -> Any:
+    """the elements in reverse order along axes"""
+    axes = normalize_axes(axis, x.ndim)
+    if not axes:
+        return x
+    return slice_(x, starts=tuple(n - 1 if d in axes else 0 for d, n in enumerate(x.shape)),
+                  stops=tuple(-1 if d in axes else n for d, n in enumerate(x.shape)),
+                  steps=tuple(-1 if d in axes else 1 for d in range(x.ndim)))
+
+
+@operator(family="shape")
+def roll(x: Any, *, shift: Any, axis: Any = None) -> Any:
+    """the elements moved along axes, those that fall off entering at the other end"""
+    if axis is None:
+        return reshape(roll(reshape(x, shape=(-1,)), shift=shift, axis=0), shape=x.shape)
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    shifts = [shift] * len(axes) if isinstance(shift, int) else list(shift)
+    for by, a in zip(shifts, axes, strict=True):
+        d = normalize_axis(a, x.ndim)
+        n = x.shape[d]
+        cut = n - by % maximum(n, 1)
+        if cut != n:
+            x = concat(span(x, d, cut, n), span(x, d, 0, cut), axis=d)
+    return x
+
+
+@operator(family="shape")
+def tile(x: Any, *, repetitions: Any) -> Any:
+    """x repeated as a whole along every axis"""
+    times = as_shape(repetitions)
+    rank = max(len(times), x.ndim)
+    times = (1,) * (rank - len(times)) + times
+    shape = (1,) * (rank - x.ndim) + x.shape
+    spread = tuple(n for pair in zip((1,) * rank, shape) for n in pair)
+    wide = tuple(n for pair in zip(times, shape) for n in pair)
+    merged = tuple(t * n for t, n in zip(times, shape))
+    return reshape(broadcast_to(reshape(x, shape=spread), shape=wide), shape=merged)
+
+
+@operator(family="shape")
+def repeat(x: Any, *, repeats: Any, axis: int | None = None) -> Any:
+    """every element repeated along an axis; `repeats` is a number, or a tuple of one an element"""
+    if axis is None:
+        x, axis = reshape(x, shape=(-1,)), 0
+    axis = normalize_axis(axis, x.ndim)
+    n = x.shape[axis]
+    if isinstance(repeats, (tuple, list)):
+        if n != len(repeats):
+            raise ShapeError(f"repeat got {len(repeats)} counts for the {n} elements of axis "
+                             f"{axis}", where=user_location())
+        return operator_named("take")(x, np.repeat(np.arange(n), repeats), axis=axis)
+    wide = (*x.shape[:axis + 1], repeats, *x.shape[axis + 1:])
+    return reshape(broadcast_to(expand_dims(x, axis=axis + 1), shape=wide),
+                   shape=(*x.shape[:axis], n * repeats, *x.shape[axis + 1:]))
+
+
+@operator(family="shape")
+def sliding_window(x: Any, *, size: int, step: int = 1, axis: int = -1) -> Any:
+    """windows of x along an axis, which becomes the windows' axis; their elements come last"""
+    axis = normalize_axis(axis, x.ndim)
+    count = (x.shape[axis] - size) // step + 1
+    starts = reshape(arange(start=count) * step, shape=(count, 1))
+    windows = operator_named("take")(x, starts + arange(start=size), axis=axis)
+    return moveaxis(windows, source=axis + 1, destination=-1)
+
+
+# ---------------------------------------------------------------- triangles and diagonals
+def _rows_and_columns(shape: Shape) -> tuple[Value, Value]:
+    rows, columns = shape[-2:]
+    return reshape(arange(start=rows), shape=(rows, 1)), reshape(
+        arange(start=columns), shape=(1, columns))
+
+
+@operator(family="shape")
+def tril(x: Any, *, k: int = 0) -> Any:
+    """x with zeros above the k-th diagonal of its last two axes"""
+    _require_rank(x, 2, "tril")
+    row, column = _rows_and_columns(x.shape)
+    return where(less_equal(column, row + k), x, 0)
+
+
+@operator(family="shape")
+def triu(x: Any, *, k: int = 0) -> Any:
+    """x with zeros below the k-th diagonal of its last two axes"""
+    _require_rank(x, 2, "triu")
+    row, column = _rows_and_columns(x.shape)
+    return where(greater_equal(column, row + k), x, 0)
+
+
+@operator(family="shape")
+def eye(*, n_rows: Any, n_cols: Any = None, k: int = 0, dtype: Any = "float32") -> Any:
+    """ones on the k-th diagonal, zeros elsewhere"""
+    row, column = _rows_and_columns((n_rows, n_rows if n_cols is None else n_cols))
+    return operator_named("astype")(operator_named("equal")(column, row + k), dtype=dtype)
+
+
+@operator(family="shape")
+def diagonal(x: Any, *, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    """the elements at (i, i + offset) of two axes, as a last axis"""
+    _require_rank(x, 2, "diagonal")
+    x = moveaxis(x, source=(axis1, axis2), destination=(-2, -1))
+    rows, columns = x.shape[-2:]
+    first = offset if offset >= 0 else -offset * columns
+    room = (rows, columns - offset) if offset >= 0 else (rows + offset, columns)
+    if not all(isinstance(n, int) for n in room):
+        if not proves_eq(*room):
+            raise ShapeError(f"the length of diagonal {offset} of {dims_text(x.shape)} is not "
+                             "known", where=user_location())
+        count = room[0]
+    else:
+        count = max(0, min(room))
+    # Neighbours on a diagonal are one row and one column apart in the flattened matrix.
+    flat = reshape(x, shape=(*x.shape[:-2], rows * columns))
+    if count == 0:
+        return span(flat, -1, 0, 0)
+    step = columns + 1
+    if not isinstance(step, int):
+        raise ShapeError(f"diagonal needs a known number of columns, not {columns}",
+                         where=user_location())
+    return span(flat, -1, first, first + (count - 1) * step + 1, step)
+
+
+@operator(family="shape")
+def diag(x: Any, *, k: int = 0) -> Any:
+    """the k-th diagonal of a matrix, or the matrix with a vector on its k-th diagonal"""
+    if x.ndim == 2:
+        return diagonal(x, offset=k)
+    if x.ndim != 1 or not isinstance(x.shape[0], int):
+        raise RankError(f"diag takes a matrix or a vector of known size, not {dims_text(x.shape)}",
+                        where=user_location())
+    n = x.shape[0] + abs(k)
+    flat = place(x, shape=(n * n,), starts=(k if k >= 0 else -k * n,), steps=(n + 1,))
+    return reshape(flat, shape=(n, n))
+
+
+@returns_tuple
+@operator(family="shape")
+def meshgrid(*xs: Any, indexing: str = "xy") -> Any:
+    """coordinate tensors of the grid that vectors span; "xy" swaps the first two axes"""
+    if indexing not in ("xy", "ij"):
+        raise ArgumentError(f"meshgrid has no indexing {indexing!r}", where=user_location(),
+                            hint="use xy or ij")
+    order = list(range(len(xs)))
+    if indexing == "xy" and len(xs) > 1:
+        order[:2] = [1, 0]
+    sizes = [num_elements(x.shape) for x in xs]
+    shape = tuple(sizes[order.index(d)] for d in range(len(xs)))
+    return tuple(broadcast_to(reshape(x, shape=tuple(
+        sizes[k] if d == order[k] else 1 for d in range(len(xs)))), shape=shape)
+        for k, x in enumerate(xs))

@@ -1,0 +1,158 @@
+"""What operator tests share: running each level, comparing, and checking gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import terrazzo.ops  # noqa: F401  (registers every operator)
+from terrazzo.dtypes import as_dtype
+from terrazzo.expr import evaluate as expr_evaluate
+from terrazzo.expr.ir import Program, placeholder
+from terrazzo.graph import evaluate as graph_evaluate
+from terrazzo.graph.ir import Operator, TensorType, operator_named
+from terrazzo.graph.trace import trace
+from terrazzo.index import Var
+from terrazzo.shapes import Shape, dim
+
+# A few units in the last place: a reference and its rival may round in another order.
+TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+HALVES = ("float16", "bfloat16")
+
+
+def op(name: str) -> Operator:
+    """The registered operator."""
+    return operator_named(name)
+
+
+def type_of(array: np.ndarray, shape: Shape | None = None) -> TensorType:
+    """The type of an array, with symbolic sizes if a shape is given."""
+    return TensorType(tuple(array.shape) if shape is None else shape, as_dtype(array.dtype))
+
+
+def evaluate(function: Callable[..., Any], *arrays: Any, wide: bool = False,
+             shapes: Sequence[Shape | None] | None = None, **attrs: Any) -> Any:
+    """Trace a function or operator on the arrays' types and run the graph with numpy."""
+    given = [None if a is None else np.asarray(a) for a in arrays]
+    types = [None if a is None else type_of(a, None if shapes is None else shapes[i])
+             for i, a in enumerate(given)]
+    graph, structure = trace(function, types, name="test", **attrs)
+    results = graph_evaluate.run(graph, [a for a in given if a is not None], wide=wide)
+    for value, result in zip(graph.outputs, results, strict=True):
+        assert wide or as_dtype(result.dtype) is value.dtype, "inference and result disagree"
+        assert len(value.shape) == result.ndim
+        assert all(n == size for n, size in zip(value.shape, result.shape) if isinstance(n, int))
+    return results[0] if isinstance(structure, int) else tuple(results)
+
+
+def infer(function: Callable[..., Any], *types: TensorType | None, **attrs: Any) -> TensorType:
+    """The inferred type of a function's only result."""
+    return trace(function, types, name="test", **attrs)[0].outputs[0].type
+
+
+def symbolic_shapes(arrays: Sequence[np.ndarray]) -> tuple[list[Shape], dict[Var, int]]:
+    """One symbolic dimension for every distinct size over 1, and what each stands for."""
+    names: dict[int, Var] = {}
+    shapes: list[Shape] = [tuple(int(n) if n < 2 else names.setdefault(n, dim(f"n{n}"))
+                                 for n in a.shape) for a in arrays]
+    return shapes, {var: size for size, var in names.items()}
+
+
+def express(operator: Operator, arrays: Sequence[np.ndarray], symbolic: bool = False,
+            **attrs: Any) -> np.ndarray:
+    """Run a primitive operator's tensor expression element by element."""
+    shapes, dims = symbolic_shapes(arrays)
+    types = [type_of(a, s if symbolic else None) for a, s in zip(arrays, shapes, strict=True)]
+    assert operator.infer is not None and operator.expr is not None
+    bound = operator.bind(arrays, attrs)[1]
+    out = operator.infer(*types, **bound)
+    inputs = [placeholder(t.shape, t.dtype, f"x{i}") for i, t in enumerate(types)]
+    result = operator.expr(*inputs, out=out, **bound)
+    assert result.dtype is out.dtype and result.shape == out.shape
+    program = Program(operator.name, tuple(inputs), (result,), (result,))
+    return expr_evaluate.run(program, arrays, dims if symbolic else {})[0]
+
+
+def check_primitive(name: str, *arrays: Any, rtol: float | None = None, **attrs: Any) -> np.ndarray:
+    """A primitive's expression, with known and with symbolic sizes, equals its reference."""
+    given = [np.asarray(a) for a in arrays]
+    expected = evaluate(op(name), *given, **attrs)
+    for symbolic in (False, True):
+        close(express(op(name), given, symbolic, **attrs), expected, rtol=rtol)
+    return expected
+
+
+def close(got: Any, expected: Any, *, rtol: float | None = None, atol: float | None = None) -> None:
+    """Equal to a few units in the last place of the type of `got`; integers are equal exactly."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape, f"shape {got.shape}, expected {expected.shape}"
+    name = as_dtype(got.dtype).name
+    if name not in TOLERANCE:
+        np.testing.assert_array_equal(got, expected)
+        return
+    rtol = TOLERANCE[name] if rtol is None else rtol
+    np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=rtol,
+                               atol=rtol if atol is None else atol)
+
+
+def draw(rng: np.random.Generator, shape: Sequence[int], dtype: Any = "float32",
+         low: float = -3.0, high: float = 3.0) -> np.ndarray:
+    """Random data of any type; integers are spread over the same range."""
+    kind = as_dtype(dtype)
+    if kind.is_bool:
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.is_integer:
+        low = low if kind.is_signed else 0
+        return rng.integers(int(low), int(high) + 1, shape).astype(kind.np)
+    return np.asarray(rng.uniform(low, high, shape)).astype(kind.np)
+
+
+def to_torch(x: Any) -> Any:
+    """A torch tensor with the values of an array, also in bfloat16."""
+    torch = pytest.importorskip("torch")
+    if not isinstance(x, np.ndarray):
+        return x
+    if x.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16)
+    return torch.from_numpy(np.array(x))
+
+
+def from_torch(x: Any) -> np.ndarray:
+    """An array with the values of a torch tensor, also in bfloat16."""
+    x = x.detach()
+    if str(x.dtype) == "torch.bfloat16":
+        return x.float().numpy().astype(ml_dtypes.bfloat16)
+    return x.numpy()
+
+
+def check_gradient(function: Callable[..., Any], *arrays: np.ndarray, wrt: Sequence[int] = (0,),
+                   step: float = 1e-6, rtol: float = 2e-7, **attrs: Any) -> None:
+    """Gradients equal central differences in float64, along a random weighting of the result.
+
+    The error of a central difference is about step^2 + eps/step, and `rtol` is well above it.
+    """
+    autodiff = pytest.importorskip("terrazzo.graph.autodiff")
+    rng = np.random.default_rng(7)
+    given = [a if as_dtype(a.dtype).kind != "f" else a.astype(np.float64) for a in arrays]
+
+    def value(*xs: np.ndarray) -> np.ndarray:
+        return evaluate(function, *xs, **attrs)
+
+    weight = np.asarray(rng.uniform(0.5, 1.5, value(*given).shape))
+    graph, _ = trace(lambda *xs: op("sum")(function(*xs, **attrs) * weight),
+                     [type_of(a) for a in given], name="loss")
+    gradients = graph_evaluate.run(autodiff.grad_graph(graph, wrt=tuple(wrt)), given)
+    for place, got in zip(wrt, gradients[-len(wrt):], strict=True):
+        expected = np.zeros_like(given[place])
+        for index in np.ndindex(*expected.shape):
+            sides = []
+            for sign in (1, -1):
+                moved = [a.copy() for a in given]
+                moved[place][index] += sign * step
+                sides.append(float(np.sum(value(*moved) * weight)))
+            expected[index] = (sides[0] - sides[1]) / (2 * step)
+        close(got, expected, rtol=rtol)
