@@ -368,7 +368,8 @@ def call(op: str, *args: Any, dtype: DType | None = None) -> Scalar:
         raise UnknownOperator(f"there is no scalar operation {op!r}", hint="see scalar.OPS")
     if len(args) != row.arity:
         raise DTypeError(f"{op} takes {row.arity} arguments, got {len(args)}")
-    like = next((a.dtype for a in args if isinstance(a, Scalar)), None)
+    operands = args[1:] if op == "where" else args  # numbers are typed by these, not by a mask
+    like = next((a.dtype for a in operands if isinstance(a, Scalar)), None)
     values = [as_scalar(a, like) for a in args]
     if op == "cast":
         return cast(values[0], dtype or values[0].dtype)

@@ -90,12 +90,13 @@ def close(got: Any, expected: Any, *, rtol: float | None = None, atol: float | N
     """Equal to a few units in the last place of the type of `got`; integers are equal exactly."""
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.shape == expected.shape, f"shape {got.shape}, expected {expected.shape}"
-    name = as_dtype(got.dtype).name
+    dtype = as_dtype(got.dtype)
+    name, wide = dtype.real.name, np.complex128 if dtype.is_complex else np.float64
     if name not in TOLERANCE:
         np.testing.assert_array_equal(got, expected)
         return
     rtol = TOLERANCE[name] if rtol is None else rtol
-    np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=rtol,
+    np.testing.assert_allclose(got.astype(wide), expected.astype(wide), rtol=rtol,
                                atol=rtol if atol is None else atol)
 
 

@@ -341,6 +341,12 @@ def _check(state: Plan) -> None:
         loopnest.check_loop(consumer.nest, stage.attach[1])
         if state.is_output(stage.tensor):
             identity_read(stage, consumer)
+            order = consumer.nest.order
+            around = order[:order.index(stage.attach[1]) + 1]
+            if any(map(consumer.nest.is_reduction, around)):
+                raise ScheduleError(
+                    f"output {stage.name} cannot be computed inside a reduction of "
+                    f"{consumer.name}", hint="compute it at a loop outside of the reductions")
             continue
         for reader in state.readers(stage.tensor):
             if not is_inside(state, reader, *stage.attach):

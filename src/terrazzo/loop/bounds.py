@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import NamedTuple
 
 from terrazzo.index import (
     Algebra,
     Index,
     IndexExpr,
+    Max,
+    Min,
     Var,
     bounds,
     free_vars,
@@ -81,9 +84,19 @@ def upper_constant(index: Index) -> int | None:
 
 def _add(a: Interval, b: Interval) -> Interval:
     return Interval(
-        None if a.lo is None or b.lo is None else a.lo + b.lo,
-        None if a.hi is None or b.hi is None else a.hi + b.hi,
+        None if a.lo is None or b.lo is None else _plus(a.lo, b.lo),
+        None if a.hi is None or b.hi is None else _plus(a.hi, b.hi),
     )
+
+
+def _plus(a: Index, b: Index) -> Index:
+    """`a + b`, with constants moved into minima and maxima, where further clipping meets them."""
+    if isinstance(a, int):
+        a, b = b, a
+    if isinstance(b, int) and isinstance(a, (Min, Max)):
+        combine = minimum if isinstance(a, Min) else maximum
+        return reduce(combine, (arg + b for arg in a.args))
+    return a + b
 
 
 def _scale(a: Interval, factor: Index) -> Interval:

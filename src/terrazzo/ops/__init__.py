@@ -1,8 +1,38 @@
 """What each operator means, one family a file. Importing this room registers them all."""
 
-from terrazzo.ops import creation, elementwise
+from terrazzo.ops import (
+    activation,
+    attention,
+    contract,
+    control,
+    creation,
+    elementwise,
+    indexing,
+    loss,
+    norm,
+    random,
+    reduce,
+    scan,
+    shape,
+    sorting,
+)
 from terrazzo.ops.methods import install
 
 install()
 
-__all__ = ["creation", "elementwise"]
+__all__ = [
+    "activation",
+    "attention",
+    "contract",
+    "control",
+    "creation",
+    "elementwise",
+    "indexing",
+    "loss",
+    "norm",
+    "random",
+    "reduce",
+    "scan",
+    "shape",
+    "sorting",
+]

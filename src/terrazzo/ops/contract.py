@@ -10,12 +10,12 @@ import numpy as np
 from terrazzo.dtypes import DType, int32, promote
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
-from terrazzo.graph.ir import Node, TensorType, Value, operator_named
+from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, proves_eq
-from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator, primitive
-from terrazzo.ops.elementwise import equal, multiply, not_equal, where
+from terrazzo.ops.elementwise import multiply, not_equal
 from terrazzo.ops.reduce import in_shape, in_type, sum_
+from terrazzo.ops.shape import diagonal, permute_dims
 from terrazzo.scalar import Scalar
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import reduce as reduce_scalar
@@ -33,7 +33,7 @@ def _permuted(x: Value, axes: Sequence[int]) -> Value:
     axes = tuple(axes)
     if axes == tuple(range(x.ndim)):
         return x
-    return operator_named("permute_dims")(x, axes=axes)
+    return permute_dims(x, axes=axes)
 
 
 def _require_equal(name: str, left: Index, right: Index, x: Shape, y: Shape) -> None:
@@ -83,7 +83,7 @@ def _batch_matmul_grad(node: Node, g: Value) -> list[Value | None]:
         grows = in_shape(g, (num_elements(g.shape[:-1]), g.shape[-1]))
     dy = (batch_matmul(grows, rows, transpose_x=True, transpose_y=tx) if ty else
           batch_matmul(rows, grows, transpose_x=not tx))
-    return [in_type(dx, x.dtype), in_type(dy, y.dtype)]
+    return [dx, dy]
 
 
 @primitive(family="contract", kind="contract", infer=_batch_matmul_type,
@@ -175,7 +175,7 @@ Pairs = int | tuple[int | Sequence[int], int | Sequence[int]]
 
 @operator(family="contract")
 def tensordot(x: Any, y: Any, *, axes: Pairs = 2) -> Any:
-    """the sum of products over pairs of axes: the last n of x with the first n of y, or as listed"""
+    """sums of products over pairs of axes: the last n of x with the first n of y, or as listed"""
     if isinstance(axes, int):
         if not 0 <= axes <= min(x.ndim, y.ndim):
             raise ArgumentError(f"tensordot cannot pair {axes} axes of {x.type} and {y.type}",
@@ -272,11 +272,8 @@ def _without_repeats(x: Value, labels: Labels) -> tuple[Value, Labels]:
         second = next(d for d, label in enumerate(labels) if label in labels[:d])
         first = labels.index(labels[second])
         _require_equal("a diagonal", x.shape[first], x.shape[second], x.shape, x.shape)
-        size = x.shape[first]
-        row, column = (in_shape(arange(start=size), tuple(
-            size if d == axis else 1 for d in range(x.ndim))) for axis in (first, second))
-        x = sum_(where(equal(row, column), x, 0), axis=second, dtype=x.dtype)
-        labels = [label for d, label in enumerate(labels) if d != second]
+        x = diagonal(x, axis1=first, axis2=second)
+        labels = [c for d, c in enumerate(labels) if d not in (first, second)] + [labels[first]]
     return x, labels
 
 

@@ -560,8 +560,9 @@ def searchsorted(x: Any, values: Any, *, side: str = "left") -> Any:
     wide = expand_dims(values, axis=-1)
     before = less(x, wide) if side == "left" else less_equal(x, wide)
     if x.dtype.is_float and values.dtype.is_float:  # nan comes after every number, as in sort
-        later = bitwise_invert(isnan(x)) if side == "left" else equal(x, x) | isnan(x)
-        before = bitwise_or(before, bitwise_and(isnan(wide), later))
+        last = isnan(wide)
+        before = bitwise_or(before, last if side == "right" else bitwise_and(
+            last, bitwise_invert(isnan(x))))
     return operator_named("sum")(astype(before, dtype="int64"), axis=-1)
 
 

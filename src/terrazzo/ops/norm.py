@@ -29,10 +29,8 @@ from terrazzo.shapes import Shape, dims_text, normalize_axes, normalize_axis
 
 # ---------------------------------------------------------------- softmax
 def _softmax_grad(node: Node, g: Value) -> list[Value | None]:
-    x, axis = node.inputs[0], node.attrs["axis"]
-    assert x is not None
     y, wide = widened(node.outputs[0]), widened(g)
-    return [in_type(y * (wide - sum_(wide * y, axis=axis, keepdims=True)), x.dtype)]
+    return [y * (wide - sum_(wide * y, axis=node.attrs["axis"], keepdims=True))]
 
 
 @operator(family="norm", grad=_softmax_grad)
@@ -54,11 +52,9 @@ def safe_softmax(x: Any, *, axis: Axes = -1) -> Any:
 
 
 def _log_softmax_grad(node: Node, g: Value) -> list[Value | None]:
-    x, axis = node.inputs[0], node.attrs["axis"]
-    assert x is not None
     wide = widened(g)
-    total = sum_(wide, axis=axis, keepdims=True)
-    return [in_type(wide - exp(widened(node.outputs[0])) * total, x.dtype)]
+    total = sum_(wide, axis=node.attrs["axis"], keepdims=True)
+    return [wide - exp(widened(node.outputs[0])) * total]
 
 
 @operator(family="norm", grad=_log_softmax_grad)
@@ -103,13 +99,6 @@ def _scaled(y: Value, weight: Value | None, bias: Value | None) -> Value:
     return y if bias is None else y + in_type(bias, y.dtype)
 
 
-def _parameter_grad(g: Value, like: Value | None, count: int) -> Value | None:
-    """A parameter's gradient: the sum over all but the last `count` axes, in the wide type."""
-    if like is None:
-        return None
-    return in_type(sum_(g, axis=tuple(range(g.ndim - count))), like.dtype)
-
-
 def _layer_norm_grad(node: Node, g: Value) -> list[Value | None]:
     x, weight, bias = node.inputs
     assert x is not None
@@ -119,8 +108,7 @@ def _layer_norm_grad(node: Node, g: Value) -> list[Value | None]:
     unit, wide = centred * scale, widened(g)
     inner = _scaled(wide, weight, None)
     dx = scale * (inner - wide_mean(inner, axes) - unit * wide_mean(inner * unit, axes))
-    return [in_type(dx, x.dtype), _parameter_grad(wide * unit, weight, len(axes)),
-            _parameter_grad(wide, bias, len(axes))]
+    return [dx, None if weight is None else wide * unit, None if bias is None else wide]
 
 
 @operator(family="norm", grad=_layer_norm_grad)
@@ -140,7 +128,7 @@ def _rms_norm_grad(node: Node, g: Value) -> list[Value | None]:
     scale = rsqrt(wide_mean(wide * wide, axes) + node.attrs["eps"])
     unit, inner = wide * scale, _scaled(wide_g, weight, None)
     dx = scale * (inner - unit * wide_mean(inner * unit, axes))
-    return [in_type(dx, x.dtype), _parameter_grad(wide_g * unit, weight, len(axes))]
+    return [dx, None if weight is None else wide_g * unit]
 
 
 @operator(family="norm", grad=_rms_norm_grad)
@@ -162,7 +150,7 @@ def _per_channel(parameter: Value | None, x: Value, axis: int, name: str) -> Val
         raise ShapeError(f"{name} of {x.type} needs one number for each of its {channels} "
                          f"channels, got shape {dims_text(parameter.shape)}",
                          where=user_location())
-    return in_shape(parameter, (channels, *(1,) * (x.ndim - axis - 1)))
+    return in_shape(widened(parameter), (channels, *(1,) * (x.ndim - axis - 1)))
 
 
 def _require_channels(name: str, x: Value) -> Index:
@@ -206,12 +194,10 @@ def batch_norm(x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None
     """x normalised by known means and variances of its channels, then times weight plus bias"""
     axis = normalize_axis(axis, x.ndim)
     wide = widened(x)
-    means, variances, weights, biases = (
-        None if p is None else in_type(_per_channel(p, x, axis, "batch_norm"), wide.dtype)
-        for p in (mean, var, weight, bias))
-    scale = rsqrt(variances + eps)
-    y = (wide - means) * (scale if weights is None else scale * weights)
-    return in_type(y if biases is None else y + biases, float_type(x.dtype))
+    means, variances, weights, biases = (_per_channel(p, wide, axis, "batch_norm")
+                                         for p in (mean, var, weight, bias))
+    scale = _scaled(rsqrt(variances + eps), weights, None)
+    return in_type(_scaled((wide - means) * scale, None, biases), float_type(x.dtype))
 
 
 @operator(family="norm")

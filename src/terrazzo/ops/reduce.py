@@ -11,7 +11,7 @@ import numpy as np
 from terrazzo.dtypes import DType, as_dtype, bool_, default_float, int64, uint64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
-from terrazzo.graph.ir import Node, TensorType, Value, as_value, operator_named
+from terrazzo.graph.ir import Node, TensorType, Value, as_value
 from terrazzo.index import Index
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
@@ -32,12 +32,17 @@ from terrazzo.ops.elementwise import (
     sqrt,
     where,
 )
+from terrazzo.ops.shape import reshape
 from terrazzo.scalar import REDUCTIONS, Scalar, call
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import reduce as reduce_scalar
 from terrazzo.shapes import Shape, dims_text, normalize_axes, num_elements
 
 Axes = int | tuple[int, ...] | None
+
+
+# A gradient rule may answer in a wider type and in a shape with 1 for stretched axes: whoever asks
+# brings it to the type of the input.
 
 
 # ---------------------------------------------------------------- what all of them share
@@ -78,7 +83,7 @@ def float_type(dtype: DType) -> DType:
 
 def in_shape(x: Value, shape: Shape) -> Value:
     """x reshaped, without a node when it has that shape already."""
-    return x if x.shape == tuple(shape) else operator_named("reshape")(x, shape=tuple(shape))
+    return x if x.shape == tuple(shape) else reshape(x, shape=tuple(shape))
 
 
 def spread(g: Value, x: Value, axis: Axes) -> Value:
@@ -146,8 +151,7 @@ def _fold_numpy(op: str) -> Callable[..., np.ndarray]:
 def _sum_grad(node: Node, g: Value) -> list[Value | None]:
     x = node.inputs[0]
     assert x is not None
-    kept = in_type(spread(g, x, node.attrs["axis"]), x.dtype)
-    return [operator_named("broadcast_to")(kept, shape=x.shape)]
+    return [spread(g, x, node.attrs["axis"])]
 
 
 def _prod_grad(node: Node, g: Value) -> list[Value | None]:
@@ -160,7 +164,7 @@ def _prod_grad(node: Node, g: Value) -> list[Value | None]:
     rest = prod(where(is_zero, 1, wide), axis=axis, keepdims=True)
     others = where(equal(zeros, 0), rest / where(is_zero, 1, wide),
                    where(bitwise_and(is_zero, equal(zeros, 1)), rest, 0))
-    return [in_type(widened(spread(g, x, axis)) * others, x.dtype)]
+    return [widened(spread(g, x, axis)) * others]
 
 
 @primitive(family="reduce", kind="reduce", infer=_sum_type, reference=_fold_numpy("add"),
@@ -218,7 +222,7 @@ def _extremum_grad(node: Node, g: Value) -> list[Value | None]:
     hit = equal(x, spread(node.outputs[0], x, axis))
     ties = sum_(hit, axis=axis, keepdims=True)
     share = widened(spread(g, x, axis)) / maximum(ties, 1)
-    return [in_type(where(hit, share, 0), x.dtype)]
+    return [where(hit, share, 0)]
 
 
 @primitive(family="reduce", kind="reduce", infer=_extremum_type("max"),
@@ -317,7 +321,7 @@ def _safe_sqrt(x: Value) -> Value:
 def _first_place(x: Value, axis: int | None, keepdims: bool, name: str,
                  extremum: Callable[..., Any]) -> Value:
     """The first index at which the extremum lies; a nan is one."""
-    kept = (1,) * x.ndim
+    kept: Shape = (1,) * x.ndim
     if axis is None:
         x, axis = in_shape(x, (num_elements(x.shape),)), 0
     else:
@@ -336,13 +340,13 @@ def _first_place(x: Value, axis: int | None, keepdims: bool, name: str,
 
 @operator(family="reduce", differentiable=False)
 def argmax(x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
-    """the index of the first largest element along an axis, or among all; nan counts as largest"""
+    """the index of the first largest element along an axis, or among all; nan is the largest"""
     return _first_place(x, axis, keepdims, "argmax", max_)
 
 
 @operator(family="reduce", differentiable=False)
 def argmin(x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
-    """the index of the first smallest element along an axis, or among all; nan counts as smallest"""
+    """the index of the first smallest element along an axis, or among all; nan is the smallest"""
     return _first_place(x, axis, keepdims, "argmin", min_)
 
 
@@ -359,7 +363,7 @@ def _logsumexp_grad(node: Node, g: Value) -> list[Value | None]:
     assert x is not None
     total = widened(spread(node.outputs[0], x, axis))
     shift = where(equal(total, -math.inf), 0, total)
-    return [in_type(widened(spread(g, x, axis)) * exp(widened(x) - shift), x.dtype)]
+    return [widened(spread(g, x, axis)) * exp(widened(x) - shift)]
 
 
 @operator(family="reduce", grad=_logsumexp_grad)
@@ -375,7 +379,7 @@ def logsumexp(x: Any, *, axis: Axes = None, keepdims: bool = False) -> Any:
 @operator(family="reduce")
 def vector_norm(x: Any, *, axis: Axes = None, keepdims: bool = False, ord: float = 2) -> Any:
     """the norm of all elements along axes taken as one vector; ord is 1, 2, inf or any other"""
-    if isinstance(ord, str) or isinstance(ord, bool):
+    if isinstance(ord, (str, bool)):
         raise ArgumentError(f"vector_norm has no order {ord!r}", where=user_location(),
                             hint="use a number such as 1, 2 or float('inf')")
     wide = widened(x)

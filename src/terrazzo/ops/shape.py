@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator as python
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -510,8 +511,8 @@ def _cuts(x: Any, indices_or_sections: Any, axis: int) -> list[Index]:
         return cuts
     sections = python.index(indices_or_sections)
     if sections < 1 or not proves_eq(n // sections * sections, n):
-        raise ShapeError(f"axis {axis} of {dims_text(x.shape)} does not split into {sections} equal "
-                         "parts", where=user_location(),
+        raise ShapeError(f"axis {axis} of {dims_text(x.shape)} does not split into {sections} "
+                         "equal parts", where=user_location(),
                          hint="give the places to cut at instead, as a tuple")
     return [n // sections * k for k in range(sections + 1)]
 
@@ -522,7 +523,7 @@ def split(x: Any, *, indices_or_sections: Any, axis: int = 0) -> Any:
     """x cut along an axis into equal parts (a number) or at places (a tuple); a tuple of parts"""
     axis = normalize_axis(axis, x.ndim)
     cuts = _cuts(x, indices_or_sections, axis)
-    return tuple(span(x, axis, a, b) for a, b in zip(cuts, cuts[1:]))
+    return tuple(span(x, axis, a, b) for a, b in pairwise(cuts))
 
 
 @returns_tuple

@@ -9,278 +9,33 @@ value.
 
 from __future__ import annotations
 
-import math
-import re
-import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
 
-__all__ = ["Builder", "Module", "Val", "bundle", "const", "elem_of", "iota", "lanes_of", "vec"]
+from terrazzo.codegen.llvm.module import Module
+from terrazzo.codegen.llvm.values import (
+    Operand,
+    Val,
+    bundle,
+    const,
+    elem_of,
+    iota,
+    lanes_of,
+    type_suffix,
+    vec,
+)
 
-_VECTOR = re.compile(r"<(\d+) x (.+)>$")
-_INT = re.compile(r"i(\d+)$")
-_FLOAT_SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}
-
-
-@cache
-def _split(ty: str) -> tuple[int, str]:
-    match = _VECTOR.match(ty)
-    return (int(match[1]), match[2]) if match else (1, ty)
-
-
-def lanes_of(ty: str) -> int:
-    """Number of lanes of a type: 1 for scalars."""
-    return _split(ty)[0]
-
-
-def elem_of(ty: str) -> str:
-    """Element type of a vector type, or the scalar type itself."""
-    return _split(ty)[1]
-
-
-@cache
-def vec(elem: str, lanes: int) -> str:
-    """The type of `lanes` elements: the element type itself when there is one lane."""
-    return elem if lanes == 1 else f"<{lanes} x {elem}>"
-
-
-@cache
-def _suffix(ty: str) -> str:
-    """The part of an intrinsic's name that stands for a type: v16f32 for <16 x float>."""
-    lanes, elem = _split(ty)
-    text = _FLOAT_SUFFIX.get(elem, elem)
-    return text if lanes == 1 else f"v{lanes}{text}"
-
-
-@dataclass(frozen=True, slots=True)
-class Val:
-    """A typed operand: one text, or a bundle of texts for independent values of the same type."""
-
-    ty: str
-    parts: tuple[str, ...]
-
-    @property
-    def lanes(self) -> int:
-        return _split(self.ty)[0]
-
-    @property
-    def elem(self) -> str:
-        return _split(self.ty)[1]
-
-    @property
-    def count(self) -> int:
-        return len(self.parts)
-
-    @property
-    def text(self) -> str:
-        """The only operand text; an error when this is a bundle."""
-        (text,) = self.parts
-        return text
-
-    @property
-    def literal(self) -> int | None:
-        """The value of an integer literal (scalar, not a bundle), or None."""
-        if len(self.parts) == 1:
-            text = self.parts[0]
-            if text[0] in "0123456789-" and self.ty[0] == "i":
-                return int(text)
-            if self.ty == "i1" and text in ("true", "false"):
-                return int(text == "true")
-        return None
-
-    def split(self) -> list[Val]:
-        """The parts of a bundle as values of their own."""
-        return [Val(self.ty, (part,)) for part in self.parts]
-
-
-Operand = Val | int | float
-
-
-def bundle(values: Sequence[Val]) -> Val:
-    """Joins values of one type into one bundle."""
-    ty = values[0].ty
-    for value in values:
-        if value.ty != ty:
-            raise TypeError(f"a bundle holds one type; got {ty} and {value.ty}")
-    return Val(ty, tuple(part for value in values for part in value.parts))
-
-
-def _float_bits(elem: str, value: float) -> str:
-    if elem == "double":
-        return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
-    if elem == "half":
-        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
-    try:
-        single = struct.pack("<f", value)
-    except OverflowError:
-        single = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
-    if elem == "float":
-        # LLVM writes floats as the bits of the double of the same value.
-        return f"0x{struct.unpack('<Q', struct.pack('<d', struct.unpack('<f', single)[0]))[0]:016X}"
-    bits = struct.unpack("<I", single)[0]
-    if math.isnan(value):
-        return "0xR7FC0"
-    return f"0xR{(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16:04X}"
-
-
-_const_cache: dict[tuple[str, int | bytes], Val] = {}
-
-
-def const(ty: str, value: float | bool) -> Val:
-    """An exact literal of a scalar type, or of a vector type with all lanes equal."""
-    lanes, elem = _split(ty)
-    floating = elem in ("float", "double", "half", "bfloat")
-    # Bits as the key: 0.0 and -0.0 are equal as Python numbers and must stay apart.
-    key = (ty, struct.pack("<d", value) if floating else int(value))
-    found = _const_cache.get(key)
-    if found is not None:
-        return found
-    if floating:
-        text = _float_bits(elem, value)
-    elif elem == "ptr":
-        if value:
-            raise TypeError("the only pointer literal is null: const('ptr', 0)")
-        text = "null"
-    else:
-        if isinstance(value, float) and value != int(value):
-            raise TypeError(f"{value} is not an integer literal for {ty}")
-        match = _INT.match(elem)
-        if match is None:
-            raise TypeError(f"no literals of type {ty}")
-        bits = int(match[1])
-        if bits == 1:
-            text = "true" if value else "false"
-        else:
-            wrapped = int(value) & ((1 << bits) - 1)
-            text = str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
-    if lanes > 1:
-        text = "zeroinitializer" if text in ("0", "null", "false") else f"splat ({elem} {text})"
-    result = Val(ty, (text,))
-    _const_cache[key] = result
-    return result
-
-
-@cache
-def iota(ty: str) -> Val:
-    """The vector <0, 1, 2, ...> of an integer or float vector type (0 for a scalar type)."""
-    lanes, elem = _split(ty)
-    if lanes == 1:
-        return const(ty, 0)
-    return Val(ty, (f"<{', '.join(f'{elem} {const(elem, i).text}' for i in range(lanes))}>",))
-
-
-class Module:
-    """Collects functions, declarations, constants and metadata of one LLVM module.
-
-    `features` are LLVM's names of what the processor has (a ChipSpec's features); writers of code
-    may use the instructions they promise, and must do without them when the set is empty.
-    """
-
-    def __init__(self, features: frozenset[str] = frozenset()) -> None:
-        self.features = features
-        self._builders: dict[str, Builder] = {}
-        self._declarations: dict[str, str] = {}
-        self._globals: dict[str, str] = {}
-        self._constants: dict[tuple[str, str, int], Val] = {}
-        self._metadata: list[str] = []
-        self._metadata_ids: dict[str, str] = {}
-        self._aliases = 0
-
-    def define(self, builder: Builder) -> None:
-        """Adds a function; its builder may still be writing to it."""
-        if builder.name in self._builders:
-            raise ValueError(f"function @{builder.name} is defined twice in one module")
-        self._builders[builder.name] = builder
-
-    def defines(self, name: str) -> bool:
-        """Whether a function of this name has been added."""
-        return name in self._builders
-
-    def declare(self, name: str, ret: str, params: Sequence[str], attrs: str = "") -> None:
-        """Declares a function once; a definition in the module takes precedence."""
-        if name not in self._declarations:
-            text = f"declare {ret} @{name}({', '.join(params)}) {attrs}"
-            self._declarations[name] = text.rstrip()
-
-    def constant(self, ty: str, initial: str, align: int = 64) -> Val:
-        """A private constant in memory; equal constants are shared. Returns its address."""
-        key = (ty, initial, align)
-        found = self._constants.get(key)
-        if found is None:
-            name = f"const.{len(self._constants)}"
-            self._globals[name] = (
-                f"@{name} = private unnamed_addr constant {ty} {initial}, align {align}"
-            )
-            found = self._constants[key] = Val("ptr", (f"@{name}",))
-        return found
-
-    def table(self, elem: str, values: Sequence[int | float], align: int = 64) -> Val:
-        """A private constant array of literals. Returns its address."""
-        items = ", ".join(f"{elem} {const(elem, value).text}" for value in values)
-        return self.constant(f"[{len(values)} x {elem}]", f"[{items}]", align)
-
-    def data(self, content: bytes, align: int = 64) -> Val:
-        """A private constant of raw bytes. Returns its address."""
-        escaped = "".join(f"\\{byte:02X}" for byte in content)
-        return self.constant(f"[{len(content)} x i8]", f'c"{escaped}"', align)
-
-    def global_(
-        self, name: str, ty: str, initial: str, linkage: str = "internal", align: int = 64
-    ) -> Val:
-        """A variable in memory. Returns its address."""
-        text = f"@{name} = {linkage} global {ty} {initial}, align {align}"
-        if self._globals.setdefault(name, text) != text:
-            raise ValueError(f"global @{name} is defined twice, differently")
-        return Val("ptr", (f"@{name}",))
-
-    def metadata(self, text: str) -> str:
-        """The number of a metadata node with this text, such as '!{i32 1}'; equal ones are shared."""
-        found = self._metadata_ids.get(text)
-        if found is None:
-            found = self._metadata_ids[text] = self._add_metadata(text)
-        return found
-
-    def loop_metadata(self) -> str:
-        """Metadata for back edges that keeps LLVM from unrolling: our loops are already shaped."""
-        found = self._metadata_ids.get("loop")
-        if found is None:
-            disable = self.metadata('!{!"llvm.loop.unroll.disable"}')
-            number = len(self._metadata)
-            found = self._add_metadata(f"distinct !{{!{number}, {disable}}}")
-            self._metadata_ids["loop"] = found
-        return found
-
-    def alias_domain(self, count: int) -> list[str]:
-        """Instruction suffixes for `count` memory areas that never overlap (scoped noalias)."""
-        self._aliases += 1
-        domain = self._add_metadata(f'distinct !{{!"memory {self._aliases}"}}')
-        scopes = [
-            self._add_metadata(f'distinct !{{!"area {self._aliases}.{i}", {domain}}}')
-            for i in range(count)
-        ]
-        suffixes = []
-        for i, scope in enumerate(scopes):
-            own = self.metadata(f"!{{{scope}}}")
-            others = ", ".join(other for k, other in enumerate(scopes) if k != i)
-            suffix = f", !alias.scope {own}"
-            suffixes.append(
-                suffix + (f", !noalias {self.metadata(f'!{{{others}}}')}" if others else "")
-            )
-        return suffixes
-
-    def _add_metadata(self, text: str) -> str:
-        self._metadata.append(text)
-        return f"!{len(self._metadata) - 1}"
-
-    def text(self) -> str:
-        """The whole module as LLVM IR."""
-        lines = list(self._globals.values())
-        lines += [text for name, text in self._declarations.items() if name not in self._builders]
-        lines += [builder.text() for builder in self._builders.values()]
-        lines += [f"!{i} = {text}" for i, text in enumerate(self._metadata)]
-        return "\n".join(lines) + "\n"
-
+__all__ = [
+    "Builder",
+    "Module",
+    "Operand",
+    "Val",
+    "bundle",
+    "const",
+    "elem_of",
+    "iota",
+    "lanes_of",
+    "vec",
+]
 
 # Which types an overloaded intrinsic's name spells out: 'r' the result, a number that argument.
 # Everything not listed spells out its result.
@@ -485,7 +240,7 @@ class Builder:
         ty = a.ty
         template = self._templates.get(("fma", ty))
         if template is None:
-            name = f"llvm.fma.{_suffix(ty)}"
+            name = f"llvm.fma.{type_suffix(ty)}"
             self.module.declare(name, ty, [ty] * 3)
             template = f"call {ty} @{name}({ty} {{}}, {ty} {{}}, {ty} {{}})"
             self._templates["fma", ty] = template
@@ -738,7 +493,7 @@ class Builder:
         mangling = _MANGLING.get(name, ("r",))
         full = name
         for which in mangling:
-            full += "." + _suffix(ret if isinstance(which, str) else args[which].ty)
+            full += "." + type_suffix(ret if isinstance(which, str) else args[which].ty)
         if arg_attrs is None:
             return self.call(ret, full, args, flags=flags)
         if full not in self._callees:
@@ -809,7 +564,7 @@ class Builder:
         return self._each(vec(a.elem, len(mask)), template, [a, other])
 
     def reduce(self, kind: str, v: Val) -> Val:
-        """Combines the lanes of a vector: add mul and or xor smax ... fadd fmul fmax fminimum ..."""
+        """Combines the lanes of a vector: add mul and or xor smax umin fadd fmul fmax fminimum."""
         if v.lanes == 1:
             return v
         name = f"llvm.vector.reduce.{kind}"
@@ -820,7 +575,7 @@ class Builder:
         return self._reduction(name, [v], v, "")
 
     def _reduction(self, name: str, args: Sequence[Val], v: Val, flags: str) -> Val:
-        return self.call(v.elem, f"{name}.{_suffix(v.ty)}", args, flags=flags)
+        return self.call(v.elem, f"{name}.{type_suffix(v.ty)}", args, flags=flags)
 
     def fold(self, combine: Callable[[Val, Val], Val], v: Val) -> Val:
         """Combines the parts of a bundle into one value, as a balanced tree."""

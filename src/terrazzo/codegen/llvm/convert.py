@@ -59,8 +59,6 @@ def from_f32(b: Builder, v: Val, elem: str) -> Val:
 
 
 def _to_bfloat(b: Builder, v: Val) -> Val:
-    if "avx512bf16" in b.module.features:
-        return b.cast("fptrunc", v, "bfloat")
     bits = b.cast("bitcast", v, "i32")
     lowest = b.and_(b.lshr(bits, 16), 1)
     rounded = b.lshr(b.add(b.add(bits, 0x7FFF), lowest), 16)
@@ -106,5 +104,3 @@ def _encode(b: Builder, v: Val, small: _Small) -> Val:
     code = b.intrinsic("llvm.smin", [code, b.const(code.ty, small.infinity)], code.ty)
     code = b.select(b.icmp("ugt", magnitude, _INFINITY), b.const(code.ty, small.nan), code)
     return b.cast("trunc", b.or_(code, sign), "i8")
-
-

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 
 from terrazzo.dtypes import DType
@@ -132,8 +133,9 @@ def _reciprocal(x: Value, c: Value, node: Node) -> Value | None:
 
 
 def _is_normal(number: float, dtype: DType) -> bool:
+    """Whether a type holds a number exactly, and not as a denormal, which hardware may flush."""
     return float(np.asarray(number).astype(dtype.np)) == number and (
-        abs(number) * dtype.max >= 1.0)  # below the smallest normal, hardware may flush to zero
+        abs(number) >= float(ml_dtypes.finfo(dtype.np).smallest_normal))
 
 
 def never_negative(value: Value, depth: int = 8) -> bool:
@@ -227,8 +229,6 @@ def holds(wide: DType, narrow: DType) -> bool:
 
 
 def _tiny(dtype: DType) -> float:
-    import ml_dtypes
-
     return float(ml_dtypes.finfo(dtype.np).smallest_subnormal)
 
 

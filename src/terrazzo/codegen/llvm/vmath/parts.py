@@ -104,6 +104,18 @@ def map_lanes(b: Builder, name: str, args: Sequence[Val]) -> Val:
     )
 
 
+def huge_lanes_from_libm(b: Builder, name: str, x: Val, huge: Val, result: Val) -> Val:
+    """The result, but libm's in lanes that are huge: a branch, as hardly any vector has one.
+
+    The other lanes keep their result, so that no number depends on its neighbours.
+    """
+    return b.if_values(
+        any_lane(b, huge),
+        lambda: [b.select(huge, map_lanes(b, name, [x]), result)],
+        lambda: [result],
+    )[0]
+
+
 def _lane_loop(module: Module, name: str, elem: str, arity: int) -> str:
     helper = f"lanes.{name}.{elem}"
     if module.defines(helper):

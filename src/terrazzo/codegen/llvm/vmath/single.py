@@ -13,11 +13,10 @@ from terrazzo.codegen.llvm.builder import Builder, Val
 from terrazzo.codegen.llvm.vmath import avx512
 from terrazzo.codegen.llvm.vmath.parts import (
     ROUNDER_SINGLE,
-    any_lane,
     at_least,
     at_most,
     bits,
-    map_lanes,
+    huge_lanes_from_libm,
     poly,
 )
 from terrazzo.codegen.llvm.vmath.tables import Table, saturating_table
@@ -132,9 +131,7 @@ def _scale(b: Builder, x: Val, shifted: Val, j: Val) -> Val:
     # the rounder above j's leave the register in the shifts.
     whole = bits(b, shifted)
     half = b.lshr(whole, 1)
-    powers = [
-        b.bitcast(b.add(b.shl(part, 23), _ONE), x.ty) for part in (half, b.sub(whole, half))
-    ]
+    powers = [b.bitcast(b.add(b.shl(part, 23), _ONE), x.ty) for part in (half, b.sub(whole, half))]
     return b.fmul(b.fmul(x, powers[0]), powers[1])
 
 
@@ -245,30 +242,26 @@ def cos(b: Builder, x: Val) -> Val:
 
 
 def _sin_or_cos(b: Builder, x: Val, name: str) -> Val:
-    """Cody-Waite reduction by pi/2; a vector with any huge lane goes to libm as a whole."""
+    """Cody-Waite reduction by pi/2."""
     a = b.fabs(x)
-
-    def usual() -> list[Val]:
-        shifted = b.fma(a, 2.0 / math.pi, ROUNDER_SINGLE)
-        j = b.fsub(shifted, ROUNDER_SINGLE)
-        r = a
-        for part in _HALF_PI:
-            r = b.fma(j, -part, r)
-        z = b.fmul(r, r)
-        sine = b.fma(b.fmul(poly(b, z, _SIN), z), r, r)
-        cosine = b.fma(b.fma(poly(b, z, _COS), z, -0.5), z, 1.0)
-        quadrant = bits(b, shifted)
-        if name == "cos":
-            quadrant = b.add(quadrant, 1)
-        odd = b.icmp("ne", b.and_(quadrant, 1), 0)
-        sign = b.shl(b.and_(quadrant, 2), 30)
-        if name == "sin":
-            # On |x|, so that -0 keeps its sign.
-            sign = b.xor(sign, b.and_(bits(b, x), _SIGN))
-        return [b.bitcast(b.xor(bits(b, b.select(odd, cosine, sine)), sign), x.ty)]
-
-    huge = any_lane(b, b.fcmp("ogt", a, _TRIG_LIMIT))
-    return b.if_values(huge, lambda: [map_lanes(b, name, [x])], usual)[0]
+    shifted = b.fma(a, 2.0 / math.pi, ROUNDER_SINGLE)
+    j = b.fsub(shifted, ROUNDER_SINGLE)
+    r = a
+    for part in _HALF_PI:
+        r = b.fma(j, -part, r)
+    z = b.fmul(r, r)
+    sine = b.fma(b.fmul(poly(b, z, _SIN), z), r, r)
+    cosine = b.fma(b.fma(poly(b, z, _COS), z, -0.5), z, 1.0)
+    quadrant = bits(b, shifted)
+    if name == "cos":
+        quadrant = b.add(quadrant, 1)
+    odd = b.icmp("ne", b.and_(quadrant, 1), 0)
+    sign = b.shl(b.and_(quadrant, 2), 30)
+    if name == "sin":
+        # On |x|, so that -0 keeps its sign.
+        sign = b.xor(sign, b.and_(bits(b, x), _SIGN))
+    result = b.bitcast(b.xor(bits(b, b.select(odd, cosine, sine)), sign), x.ty)
+    return huge_lanes_from_libm(b, name, x, b.fcmp("ogt", a, _TRIG_LIMIT), result)
 
 
 def _asin_parts(b: Builder, x: Val) -> tuple[Val, Val, Val]:
@@ -323,9 +316,9 @@ def atan2(b: Builder, y: Val, x: Val) -> Val:
     steep = b.fcmp("ogt", ay, ax)
     small, big = b.select(steep, ax, ay), b.select(steep, ay, ax)
     quotient = b.fdiv(small, big)
-    # 0/0 counts as 0 and inf/inf as 1; a nan in either operand makes the quotient nan.
+    # inf/inf counts as 1 and 0/0 as 0; a nan in either operand makes the quotient nan.
+    quotient = b.select(b.fcmp("oeq", small, big), b.const(x.ty, 1.0), quotient)
     quotient = b.select(b.fcmp("oeq", big, 0.0), small, quotient)
-    quotient = b.select(b.fcmp("oeq", small, math.inf), b.const(x.ty, 1.0), quotient)
     p = _atan_of_fraction(b, quotient)
     p = b.select(steep, _from_quarter(b, p), p)
     left = b.fsub(2 * _HALF_PI[0], b.fsub(p, 2 * _HALF_PI[1]))

@@ -12,11 +12,10 @@ import math
 from terrazzo.codegen.llvm.builder import Builder, Val
 from terrazzo.codegen.llvm.vmath.parts import (
     ROUNDER_DOUBLE,
-    any_lane,
     at_least,
     at_most,
     bits,
-    map_lanes,
+    huge_lanes_from_libm,
     narrow,
     part_by_part,
     poly,
@@ -267,24 +266,21 @@ def atanh(b: Builder, x: Val) -> Val:
 @part_by_part
 def tan(b: Builder, x: Val) -> Val:
     a = b.fabs(x)
-
-    def usual() -> list[Val]:
-        wide_x = widen(b, a)
-        shifted = b.fma(wide_x, 2.0 / math.pi, ROUNDER_DOUBLE)
-        j = b.fsub(shifted, ROUNDER_DOUBLE)
-        r = b.fma(j, -_HALF_PI[1], b.fma(j, -_HALF_PI[0], wide_x))
-        sine, cosine = sin_cos_wide(b, r)
-        odd = b.icmp("ne", b.and_(bits(b, shifted), 1), 0)
-        numerator = b.select(odd, b.fneg(cosine), sine)
-        quotient = narrow(b, b.fdiv(numerator, b.select(odd, sine, cosine)))
-        sign = b.and_(bits(b, x), 0x80000000)
-        return [b.bitcast(b.xor(bits(b, quotient), sign), x.ty)]
-
-    huge = any_lane(b, b.fcmp("ogt", a, _TAN_LIMIT))
-    return b.if_values(huge, lambda: [map_lanes(b, "tan", [x])], usual)[0]
+    wide_a = widen(b, a)
+    shifted = b.fma(wide_a, 2.0 / math.pi, ROUNDER_DOUBLE)
+    j = b.fsub(shifted, ROUNDER_DOUBLE)
+    r = b.fma(j, -_HALF_PI[1], b.fma(j, -_HALF_PI[0], wide_a))
+    sine, cosine = _sin_cos_wide(b, r)
+    odd = b.icmp("ne", b.and_(bits(b, shifted), 1), 0)
+    numerator = b.select(odd, b.fneg(cosine), sine)
+    quotient = narrow(b, b.fdiv(numerator, b.select(odd, sine, cosine)))
+    # On |x|, so that -0 keeps its sign.
+    sign = b.and_(bits(b, x), 0x80000000)
+    result = b.bitcast(b.xor(bits(b, quotient), sign), x.ty)
+    return huge_lanes_from_libm(b, "tan", x, b.fcmp("ogt", a, _TAN_LIMIT), result)
 
 
-def sin_cos_wide(b: Builder, r: Val) -> tuple[Val, Val]:
+def _sin_cos_wide(b: Builder, r: Val) -> tuple[Val, Val]:
     """sin and cos in f64 for |r| <= pi/4, to 1e-14."""
     z = b.fmul(r, r)
     return b.fma(b.fmul(poly(b, z, _SIN), z), r, r), b.fma(poly(b, z, _COS), z, 1.0)

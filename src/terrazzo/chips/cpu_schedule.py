@@ -1,0 +1,256 @@
+"""Default schedules for CPUs: how a fused group runs when nobody says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.expr.collapse import collapse
+from terrazzo.expr.ir import Program, Tensor, fresh_axis
+from terrazzo.expr.schedule import Schedule
+from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, minimum
+from terrazzo.scalar import Axis, Load, Reduce, Scalar, cost, loads, rewrite, walk
+from terrazzo.scalar import reduce as reduce_scalar
+from terrazzo.shapes import num_elements
+
+CHUNK = 8192  # elements of one piece of a flat loop: big enough to amortise the loop around it
+TASK_WORK = 32768  # additions that are worth a task of their own: about 5 us
+COLUMN_TILE_VECTORS = 4  # vectors of columns whose sums stay in registers
+PARTIALS = 16  # pieces of one long reduction: a few for every core of a small machine
+
+
+def schedule(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
+    """The program in the form it will run in, and how it runs."""
+    if program.kind == "pointwise":
+        program = collapse(program)
+        return program, _pointwise(program)
+    if program.kind == "contraction":
+        return program, _contraction(program)
+    program = collapse(program)
+    if len(program.stages) == 1:
+        return _lone_reduction(program, chip)
+    return program, _rows(program)
+
+
+def _extent(axis: Axis, default: int = 1024) -> int:
+    top = bounds(axis.extent)[1]
+    return default if top is None else max(top, 1)
+
+
+def _elements(shape: Sequence[Index]) -> int:
+    total = num_elements(shape)
+    top = bounds(total)[1]
+    return 1 << 20 if top is None else max(top, 1)
+
+
+def _grain(work_per_iteration: int) -> int:
+    return max(1, TASK_WORK // max(work_per_iteration, 1))
+
+
+def _price(stages: Sequence[Tensor]) -> int:
+    """Additions for one element of all stages together, memory traffic counted in."""
+    return sum(cost(s.body) + 1 + len(loads(s.body)) for s in stages if s.body is not None)
+
+
+# ---------------------------------------------------------------- pointwise
+def _pointwise(program: Program) -> Schedule:
+    """One flat loop in chunks, or rows in parallel with the last axis in vectors."""
+    root, *others = reversed(program.stages)
+    axes = [a.var.name for a in root.axes]
+    s = Schedule()
+    if not axes:
+        return s
+    price = _price(program.stages)
+    inner = _extent(root.axes[-1])
+    outer = [_extent(a) for a in root.axes[:-1]]
+    task = axes[0]
+    if len(axes) == 1 or (inner > CHUNK and _product(outer) < 64):
+        s = s.split(root, axes[-1], CHUNK)
+        task, inner = f"{axes[-1]}.o", CHUNK
+        vector = f"{axes[-1]}.i"
+        if len(axes) > 1:
+            s = s.fuse(root, *axes[:-1], task, fused="task")
+            task = "task"
+    else:
+        vector = axes[-1]
+        if len(axes) > 2:
+            s = s.fuse(root, *axes[:-1], fused="task")
+            task = "task"
+    s = s.parallel(root, task, _grain(inner * price)).vectorize(root, vector)
+    for other in others:
+        s = s.compute_at(other, root, task).vectorize(other, other.axes[-1])
+    return s
+
+
+def _product(values: Sequence[int]) -> int:
+    total = 1
+    for value in values:
+        total *= value
+    return total
+
+
+# ---------------------------------------------------------------- rows
+def _rows(program: Program) -> Schedule:
+    """Rows in parallel; everything that belongs to a row happens while the row is in the cache."""
+    root, *others = reversed(program.stages)
+    rows = int(program.attrs.get("rows", 0))
+    s = Schedule()
+    names = [a.var.name for a in root.axes]
+    task = ""
+    if rows:
+        task = names[0]
+        if rows > 1:
+            s = s.fuse(root, *names[:rows], fused="row")
+            task = "row"
+        width = max((_elements(t.shape[rows:]) for t in program.stages), default=1)
+        width = max([width, *(_extent(a) for t in program.stages for a in _reduced(t))])
+        s = s.parallel(root, task, _grain(width * _price(program.stages)))
+    for stage in (root, *others):
+        vector = _row_vector_axis(stage, rows)
+        if stage is not root and rows:
+            s = s.compute_at(stage, root, task)
+        if vector is not None:
+            s = s.vectorize(stage, vector)
+    return s
+
+
+def _reduced(stage: Tensor) -> list[Axis]:
+    assert stage.body is not None
+    return [a for n in walk(stage.body) if isinstance(n, Reduce) for a in n.axes]
+
+
+def _row_vector_axis(stage: Tensor, rows: int) -> Axis | None:
+    reduced = _reduced(stage)
+    if len(stage.axes) > rows:
+        return stage.axes[-1]
+    return reduced[-1] if reduced else None
+
+
+# ---------------------------------------------------------------- one reduction
+def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
+    (stage,) = program.stages
+    reduced = _reduced(stage)
+    along = _unit_stride_axis(stage, [*stage.axes, *reduced])
+    rows = _elements(stage.shape)
+    length = _product([_extent(a, 1 << 20) for a in reduced])
+    if length * rows > 4 * TASK_WORK and rows < 4 * chip.cores * (
+            64 if along in stage.axes else 1) and len(_reductions(stage)) == 1:
+        return _split_reduction(program, stage, along)
+    if along is not None and along in stage.axes:
+        return program, _columns(stage, along, chip)
+    s = Schedule()
+    names = [a.var.name for a in stage.axes]
+    if names:
+        task = names[0]
+        if len(names) > 1:
+            s = s.fuse(stage, *names, fused="row")
+            task = "row"
+        s = s.parallel(stage, task, _grain(length * _price([stage])))
+    vector = along if along is not None else reduced[-1]
+    others = [a for a in reduced if a is not vector]
+    if others:
+        s = s.reorder(stage, *others, vector)
+    return program, s.vectorize(stage, vector)
+
+
+def _reductions(stage: Tensor) -> list[Reduce]:
+    assert stage.body is not None
+    return [n for n in walk(stage.body) if isinstance(n, Reduce)]
+
+
+def _unit_stride_axis(stage: Tensor, axes: Sequence[Axis]) -> Axis | None:
+    """The axis along which the reduction's main input is contiguous."""
+    best: tuple[int, Axis] | None = None
+    for node in _reductions(stage):
+        for load in loads(node.value):
+            if any(isinstance(i, Scalar) for i in load.indices):
+                continue
+            address = load.source.flat(load.indices)
+            for axis in axes:
+                if coefficient(address, axis.var) == 1:
+                    size = _elements(load.source.shape)
+                    if best is None or size > best[0]:
+                        best = (size, axis)
+    return None if best is None else best[1]
+
+
+def _columns(stage: Tensor, along: Axis, chip: ChipSpec) -> Schedule:
+    """Sums down columns: a few vectors of columns stay in registers while rows stream by."""
+    width = chip.lanes(max(stage.dtype.compute.bits, 32)) * COLUMN_TILE_VECTORS
+    reduced = _reduced(stage)
+    name = along.var.name
+    others = [a.var.name for a in stage.axes if a is not along]
+    s = Schedule().split(stage, along, width)
+    s = s.reorder(stage, *others, f"{name}.o", *reduced, f"{name}.i")
+    task = f"{name}.o"
+    if others:
+        s = s.fuse(stage, *others, task, fused="task")
+        task = "task"
+    length = _product([_extent(a) for a in reduced])
+    return s.parallel(stage, task, _grain(length * width)).vectorize(stage, f"{name}.i")
+
+
+def _split_reduction(program: Program, stage: Tensor, along: Axis | None
+                     ) -> tuple[Program, Schedule]:
+    """One long reduction as partial results in parallel, then the reduction of those."""
+    (node,) = _reductions(stage)
+    first, *rest = node.axes
+    pieces: Index = PARTIALS
+    step = ceildiv(first.extent, pieces)
+    part = fresh_axis("part", PARTIALS)
+    inner = Axis(Var(first.var.name, 0, bounds(first.hi)[1]), first.lo + part.var * step,
+                 minimum(first.lo + (part.var + 1) * step, first.hi))
+    value = rewrite(node.value, lambda n: None)
+    partial = Tensor(f"{stage.name}_part", (PARTIALS, *stage.shape), node.dtype,
+                     (part, *stage.axes),
+                     Reduce(node.dtype, node.op, (inner, *rest), _rename(value, first, inner)),
+                     origin=stage.origin)
+    again = fresh_axis("piece", PARTIALS)
+    total = reduce_scalar(node.op, Load(node.dtype, partial, (
+        again.var, *(a.var for a in stage.axes))), [again])
+
+    def visit(n: Scalar) -> Scalar | None:
+        return total if n is node else None
+
+    assert stage.body is not None
+    final = replace(stage, body=rewrite(stage.body, visit))
+    fresh = replace(program, stages=(partial, final), outputs=(final,), attrs={})
+    s = Schedule().parallel(partial, part)
+    if along is not None and along in stage.axes:
+        s = s.reorder(partial, part, inner, *rest, *(a for a in stage.axes if a is not along),
+                      along)
+        s = s.vectorize(partial, along).reorder(final, again, *(
+            a for a in stage.axes if a is not along), along).vectorize(final, along)
+    else:
+        vector = inner if along is None or along is first else along
+        others = [a for a in (inner, *rest) if a is not vector]
+        if others:
+            s = s.reorder(partial, *others, vector)
+        s = s.vectorize(partial, vector)
+    return fresh, s
+
+
+def _rename(value: Scalar, old: Axis, new: Axis) -> Scalar:
+    from terrazzo.scalar import substitute_indices
+
+    return value if old.var is new.var else substitute_indices(value, {old.var: new.var})
+
+
+# ---------------------------------------------------------------- contractions without a template
+def _contraction(program: Program) -> Schedule:
+    """Any contraction: rows in parallel, the last axis in vectors, sums in a row of accumulators."""
+    stage = program.stages[-1]
+    if not stage.axes:
+        reduced = _reduced(stage)
+        return Schedule().vectorize(stage, reduced[-1])
+    *outer, last = [a.var.name for a in stage.axes]
+    reduced = [a.var.name for a in _reduced(stage)]
+    s = Schedule().split(stage, last, 64)
+    s = s.reorder(stage, *outer, f"{last}.o", *reduced, f"{last}.i")
+    task = f"{last}.o"
+    if outer:
+        s = s.fuse(stage, *outer, task, fused="task")
+        task = "task"
+    length = _product([_extent(a) for a in _reduced(stage)])
+    return s.parallel(stage, task, _grain(length * 64)).vectorize(stage, f"{last}.i")

@@ -1,0 +1,571 @@
+"""From a program and a schedule to Loop IR.
+
+Each stage becomes one nest of loops. A stage with reductions becomes, inside the loops that stand
+outside of all its reductions, three nests: one that sets accumulators to the identity, one that
+reduces into them, and one that stores what the rest of the body makes of them. A stage computed at
+a loop of another is lowered there, for the region that the loops inside of it read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from terrazzo.dtypes import DType
+from terrazzo.expr.instance import Guard, Instance
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.plan import (
+    Plan,
+    Stage,
+    fresh_name,
+    identity_read,
+    is_inside,
+    plan,
+    top_reductions,
+)
+from terrazzo.expr.schedule import Schedule, Split
+from terrazzo.expr.tensorize import tensorize
+from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, proves_eq, proves_le, substitute
+from terrazzo.loop.bounds import Interval, clip, hull, interval_of
+from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
+from terrazzo.scalar import (
+    OPS,
+    REDUCTIONS,
+    Axis,
+    Call,
+    Load,
+    Reduce,
+    Scalar,
+    call,
+    children,
+    const,
+    loads,
+    rewrite,
+    substitute_indices,
+    walk,
+)
+from terrazzo.shapes import num_elements
+
+# Accumulators beyond this leave the first-level cache no room for what is being reduced; then the
+# output itself is the better place.
+LARGEST_ACCUMULATOR = 16 << 10
+
+Region = list[tuple[Index, Index, Index]]  # lo, hi and room of each dimension
+
+
+def lower(program: Program, schedule: Schedule, name: str | None = None) -> Function:
+    """The loops that compute a program as a schedule says."""
+    return _Lowering(plan(program, schedule)).function(name or program.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a tensor's elements are: a whole tensor in a parameter, or a region of it in a local.
+
+    A local begins at `base` and holds `sizes` elements of each dimension, in the order `parts`:
+    (dimension, divisor, size) says that `offset // divisor % size` is one coordinate of storage.
+    """
+
+    buffer: Buffer
+    tensor: Tensor
+    base: tuple[Index, ...] | None = None
+    parts: tuple[tuple[int, int, Index], ...] = ()
+
+    def address(self, indices: Sequence[Index | Scalar]) -> Index | Scalar:
+        """The address of an element of the tensor."""
+        if self.base is None:
+            return self.tensor.flat(indices)
+        storage = Tensor(self.buffer.name, tuple(size for _, _, size in self.parts),
+                         self.buffer.dtype)
+        counted = [sum(1 for d, _, _ in self.parts if d == dim) for dim in range(len(indices))]
+        coordinates = []
+        for dim, divisor, size in self.parts:
+            at = _minus(indices[dim], self.base[dim])
+            if divisor > 1:
+                at = _apply("floordiv", at, divisor)
+            if counted[dim] > 1 and not self._is_outermost(dim, divisor):
+                at = _apply("mod", at, size)
+            coordinates.append(at)
+        return storage.flat(coordinates)
+
+    def _is_outermost(self, dim: int, divisor: int) -> bool:
+        return all(other <= divisor for d, other, _ in self.parts if d == dim)
+
+
+def _minus(index: Index | Scalar, base: Index) -> Any:
+    if isinstance(index, Scalar):
+        return index if base == 0 else call("sub", index, base)
+    return index - base
+
+
+def _apply(op: str, value: Any, other: Index) -> Any:
+    if isinstance(value, Scalar):
+        return call(op, value, other)
+    return value // other if op == "floordiv" else value % other
+
+
+@dataclass
+class _Nest:
+    """What one nest of a stage needs to know: what it reads, and what stands innermost."""
+
+    reads: tuple[Scalar, ...]
+    content: Callable[[], Stmt]
+    tensorized: bool = False
+    guards: list[Guard] = field(default_factory=list)
+
+
+class _Lowering:
+    """One function in the making."""
+
+    def __init__(self, state: Plan):
+        self.plan = state
+        self.places: dict[Tensor, Place] = {}
+        self.loops: set[Var] = set()
+        self.taken: set[str] = {d.name for d in state.program.dims}
+        self.live = _live_stages(state)
+
+    def fresh(self, name: str) -> str:
+        result = fresh_name(name, self.taken)
+        self.taken.add(result)
+        return result
+
+    # ------------------------------------------------------------ the function
+    def function(self, name: str) -> Function:
+        program = self.plan.program
+        params = []
+        for tensor, constant in (*((t, True) for t in program.inputs),
+                                 *((t, False) for t in self.plan.outputs)):
+            buffer = Buffer(self.fresh(tensor.name), tensor.dtype, storage_size(tensor), constant)
+            params.append(buffer)
+            self.places[tensor] = Place(buffer, tensor)
+        body = self._sequence([s for s in self.live if s.attach is None])
+        origins = dict.fromkeys(s.tensor.origin for s in self.live if s.tensor.origin)
+        size: Index = 0
+        for buffer in params:
+            size = size + buffer.size * buffer.dtype.itemsize
+        return Function(name, tuple(params), program.dims, body, ", ".join(origins),
+                        flops=count_operations(self.live), bytes=size)
+
+    def _sequence(self, stages: Sequence[Stage]) -> Stmt:
+        """Whole tensors one after the other."""
+        if not stages:
+            return block()
+        stage, rest = stages[0], stages[1:]
+        region: Region = [(0, n, n) for n in stage.tensor.shape]
+        if self.plan.is_output(stage.tensor):
+            return block(self._stage(stage, region), self._sequence(rest))
+        buffer = self._allocate(stage, [0] * len(region), [n for _, _, n in region])
+        return Alloc(buffer, block(self._stage(stage, region), self._sequence(rest)))
+
+    def _allocate(self, stage: Stage, base: Sequence[Index], sizes: Sequence[Index]) -> Buffer:
+        parts = _storage_parts(stage, sizes)
+        total = num_elements(size for _, _, size in parts)
+        buffer = Buffer(self.fresh(stage.name), stage.tensor.dtype, total)
+        self.places[stage.tensor] = Place(buffer, stage.tensor, tuple(base), parts)
+        return buffer
+
+    # ------------------------------------------------------------ one stage
+    def _stage(self, stage: Stage, region: Region) -> Stmt:
+        inst = Instance(stage, region, self.fresh, self.loops)
+        place = self.places[stage.tensor]
+        order = stage.nest.order
+        if not top_reductions(inst.body):
+            def store() -> Stmt:
+                return self._assign(inst, place.buffer, self._element(inst, place), inst.body,
+                                    streaming=stage.streaming)
+
+            return self._loops(inst, order, (), _Nest((inst.body,), store, tensorized=True))
+        first = next(at for at, leaf in enumerate(order) if stage.nest.is_reduction(leaf))
+        outside, inside = order[:first], order[first:]
+        return self._loops(inst, outside, (), _Nest(
+            (inst.body,), lambda: self._reductions(inst, place, outside, inside)))
+
+    def _element(self, inst: Instance, place: Place) -> Index | Scalar:
+        return place.address([inst.value(name) for name in inst.nest.data])
+
+    def _reductions(self, inst: Instance, place: Place, outside: tuple[str, ...],
+                    inside: tuple[str, ...]) -> Stmt:
+        """The accumulators of a stage, what fills them, and what is stored in the end."""
+        stage, nest = inst.stage, inst.nest
+        data = tuple(leaf for leaf in inside if not nest.is_reduction(leaf))
+        size = num_elements(inst.room(leaf) for leaf in data)
+        at: Index = 0
+        for leaf in data:
+            at = at * inst.room(leaf) + _from_zero(inst, leaf)
+        body = inst.body
+        buffers: list[Buffer] = []
+        code: list[Stmt] = []
+        while group := _next_group(body):
+            targets: dict[int, tuple[Buffer, Index | Scalar]] = {}
+            for reduction in group:
+                direct = reduction is body and self._accumulates_in_place(
+                    inst, place, reduction.dtype, size)
+                if direct:
+                    targets[id(reduction)] = place.buffer, self._element(inst, place)
+                else:
+                    buffer = Buffer(self.fresh(f"{stage.name}.acc"), reduction.dtype, size)
+                    buffers.append(buffer)
+                    targets[id(reduction)] = buffer, at
+            code += self._reduce_group(inst, group, targets, outside, inside, data)
+            if targets.get(id(body), (None, 0))[0] is place.buffer:
+                return _allocs(buffers, code)
+            body = rewrite(body, lambda n, t=targets: Load(n.dtype, t[id(n)][0], (t[id(n)][1],))
+                           if id(n) in t else None)
+
+        def finish() -> Stmt:
+            return self._assign(inst, place.buffer, self._element(inst, place), body,
+                                streaming=stage.streaming)
+
+        code.append(self._loops(inst, data, outside, _Nest((body,), finish)))
+        return _allocs(buffers, code)
+
+    def _accumulates_in_place(self, inst: Instance, place: Place, dtype: DType,
+                              size: Index) -> bool:
+        """Whether a stage that is nothing but a reduction needs no accumulator besides itself."""
+        if dtype is not place.buffer.dtype:
+            return False
+        if place.base is not None and proves_eq(place.buffer.size, size):
+            return True
+        largest = bounds(size * dtype.itemsize)[1]
+        return largest is None or largest > LARGEST_ACCUMULATOR
+
+    def _reduce_group(self, inst: Instance, group: Sequence[Reduce],
+                      targets: dict[int, tuple[Buffer, Index | Scalar]], outside: tuple[str, ...],
+                      inside: tuple[str, ...], data: tuple[str, ...]) -> list[Stmt]:
+        """Reductions over the same axes share their loops."""
+
+        def initialise() -> Stmt:
+            return block(*(Store(*targets[id(r)],
+                                 const(REDUCTIONS[r.op].identity(r.dtype), r.dtype))
+                           for r in group))
+
+        def accumulate() -> Stmt:
+            return block(*(self._assign(inst, *targets[id(r)], r.value, reduce=r.op)
+                           for r in group))
+
+        axes = {a.var for r in group for a in r.axes}
+        own = {name for name, root in inst.roots.items() if root.var in axes}
+        leaves = tuple(leaf for leaf in inside
+                       if leaf in data or not inst.nest.roots_of(leaf).isdisjoint(own))
+        values = tuple(r.value for r in group)
+        return [self._loops(inst, data, outside, _Nest((), initialise)),
+                self._loops(inst, leaves, outside, _Nest(values, accumulate, tensorized=True))]
+
+    # ------------------------------------------------------------ loops
+    def _loops(self, inst: Instance, leaves: tuple[str, ...], opened: tuple[str, ...],
+               nest: _Nest) -> Stmt:
+        """Loops over `leaves` around a nest's content, inside the loops `opened`."""
+        if not leaves:
+            guards = [g for g in (*nest.guards, *inst.fusion_guards())
+                      if g.leaves <= set(opened) and g not in inst.passed]
+            inst.passed += guards
+            stmt = nest.content()
+            for guard in guards:
+                inst.passed.remove(guard)
+                stmt = If(guard.test(), stmt)
+            return stmt
+        leaf, rest = leaves[0], leaves[1:]
+        now = (*opened, leaf)
+        unit = inst.is_unit(leaf)
+        if not unit:
+            lo, hi, guard = inst.loop_range(leaf, opened)
+            if guard is not None:
+                nest.guards.append(guard)
+        stmt = self._attached(inst, leaf, now, nest, lambda: self._loops(inst, rest, now, nest))
+        if not unit:
+            mark = inst.nest.marks.get(leaf)
+            var = inst.value(leaf)
+            assert isinstance(var, Var)
+            stmt = For(var, lo, hi, stmt, *((mark.kind, mark.grain) if mark else ()))
+        step = inst.stage.tensorize
+        if step is not None and step.axis == leaf and nest.tensorized:
+            stmt = tensorize(stmt, step, self.plan.program.dims)
+        return stmt
+
+    def _attached(self, inst: Instance, leaf: str, opened: tuple[str, ...], nest: _Nest,
+                  inner: Callable[[], Stmt]) -> Stmt:
+        """The stages computed at a loop, and then what the loop itself does."""
+        stages = self._needed(inst, leaf, nest.reads)
+        if not stages:
+            return inner()
+        before = dict(self.places)
+        regions = self._regions(inst, leaf, opened, nest.reads, stages)
+        code: list[Stmt] = []
+        buffers: list[Buffer] = []
+        for stage in stages:
+            base, sizes, region = regions[stage.tensor]
+            if not self.plan.is_output(stage.tensor):
+                buffers.append(self._allocate(stage, base, sizes))
+            code.append(self._stage(stage, region))
+        code.append(inner())
+        self.places = before
+        return _allocs(buffers, code)
+
+    def _needed(self, inst: Instance, leaf: str, reads: tuple[Scalar, ...]) -> list[Stage]:
+        """The stages at this loop that a nest reads, also by way of stages further in."""
+        here = (inst.stage.name, leaf)
+        candidates = [s for s in self.live if s.attach is not None
+                      and is_inside(self.plan, s, *here)]
+        if not any(s.attach == here for s in candidates):
+            return []
+        wanted = {x.source for expr in reads for x in loads(expr)}
+        if reads and any(r is inst.body for r in reads):
+            wanted |= {s.tensor for s in candidates if self.plan.is_output(s.tensor)}
+        for stage in reversed(candidates):
+            if stage.tensor in wanted:
+                wanted |= {x.source for x in loads(stage.body)}
+        return [s for s in candidates if s.attach == here and s.tensor in wanted]
+
+    # ------------------------------------------------------------ regions
+    def _regions(self, inst: Instance, leaf: str, opened: tuple[str, ...],
+                 reads: tuple[Scalar, ...], stages: Sequence[Stage],
+                 ) -> dict[Tensor, tuple[list[Index], list[Index], Region]]:
+        """Which part of each stage is read inside the loops `opened`.
+
+        For each: where its storage begins, how much of it there is, and the loops' ranges.
+        """
+        inside = [s for s in self.live if s.attach is not None
+                  and is_inside(self.plan, s, inst.stage.name, leaf)]
+        exact, whole = inst.root_ranges(opened)
+        found: dict[Tensor, list[tuple[Interval, Interval]]] = {}
+        for expr in reads:
+            _collect_reads(expr, exact, whole, found)
+        result: dict[Tensor, tuple[list[Index], list[Index], Region]] = {}
+        for stage in reversed(inside):
+            if self.plan.is_output(stage.tensor):
+                self._add_identity(inst, stage, exact, whole, found)
+            if stage.tensor not in found:
+                continue
+            base: list[Index] = []
+            sizes: list[Index] = []
+            region: Region = []
+            for size, (tight, loose) in zip(stage.tensor.shape, found[stage.tensor], strict=True):
+                start, room = _storage_range(size, loose)
+                lo, hi = clip(tight, Interval(0, size - 1))
+                assert lo is not None and hi is not None
+                base.append(start)
+                sizes.append(room)
+                region.append((lo, hi + 1, room))
+            result[stage.tensor] = base, sizes, region
+            ranges = {a.var: Interval(lo, hi - 1) for a, (lo, hi, _) in zip(stage.axes, region)}
+            pieces = {a.var: Interval(b, b + n - 1) for a, b, n in zip(stage.axes, base, sizes)}
+            _collect_reads(stage.body, ranges, pieces, found)
+        return {s.tensor: result[s.tensor] for s in stages}
+
+    def _add_identity(self, inst: Instance, stage: Stage, exact: dict[Var, Interval],
+                      whole: dict[Var, Interval],
+                      found: dict[Tensor, list[tuple[Interval, Interval]]]) -> None:
+        assert stage.attach is not None
+        if stage.attach[0] != inst.stage.name:
+            return
+        table = {a.var: inst.roots[a.var.name].var for a in inst.stage.axes}
+        indices = [substitute(i, table) for i in identity_read(stage, inst.stage)]
+        _add_read(stage.tensor, indices, exact, whole, found)
+
+    # ------------------------------------------------------------ stores
+    def _assign(self, inst: Instance, buffer: Buffer, index: Index | Scalar, value: Scalar,
+                reduce: str | None = None, streaming: bool = False) -> Stmt:
+        """A store, after the loops of reductions that depend on the loops around it."""
+        inner = _outermost_reductions(value)
+        if not inner:
+            return Store(buffer, index, self._resolve(inst, value), reduce, streaming)
+        code: list[Stmt] = []
+        buffers = []
+        sums: dict[int, Scalar] = {}
+        for reduction in inner:
+            total = Buffer(self.fresh(f"{inst.stage.name}.acc"), reduction.dtype, 1)
+            buffers.append(total)
+            sums[id(reduction)] = total[0]
+            identity = const(REDUCTIONS[reduction.op].identity(reduction.dtype), reduction.dtype)
+            code.append(Store(total, 0, identity))
+            code.append(self._inner_loops(inst, total, reduction))
+        value = rewrite(value, lambda n: sums.get(id(n)))
+        code.append(self._assign(inst, buffer, index, value, reduce, streaming))
+        return _allocs(buffers, code)
+
+    def _inner_loops(self, inst: Instance, total: Buffer, reduction: Reduce) -> Stmt:
+        table: dict[Var, Index] = {}
+        loops = []
+        for axis in reduction.axes:
+            lo, hi = (inst.resolve(substitute(end, table)) for end in (axis.lo, axis.hi))
+            var = Var(self.fresh(axis.var.name), bounds(lo)[0], bounds(hi - 1)[1])
+            self.loops.add(var)
+            table[axis.var] = var
+            loops.append((var, lo, hi))
+        value = substitute_indices(reduction.value, table)
+        stmt = self._assign(inst, total, 0, value, reduction.op)
+        for var, lo, hi in reversed(loops):
+            stmt = For(var, lo, hi, stmt)
+        return stmt
+
+    def _resolve(self, inst: Instance, value: Scalar) -> Scalar:
+        """A body over tensors as one over buffers, with the axes' values put in."""
+
+        def visit(node: Scalar) -> Scalar | None:
+            if isinstance(node, Load) and isinstance(node.source, Tensor):
+                place = self.places[node.source]
+                return Load(node.dtype, place.buffer, (place.address(node.indices),))
+            return None
+
+        return rewrite(substitute_indices(value, inst.substitution()), visit)
+
+
+# ---------------------------------------------------------------- helpers
+def _live_stages(state: Plan) -> list[Stage]:
+    wanted: set[Tensor] = set(state.outputs)
+    live = []
+    for stage in reversed(state.stages):
+        if stage.tensor in wanted:
+            live.append(stage)
+            wanted |= {x.source for x in loads(stage.body)}
+    return live[::-1]
+
+
+def storage_size(tensor: Tensor) -> Index:
+    """How many elements of memory a tensor spans, strides included."""
+    if tensor.strides is None:
+        return num_elements(tensor.shape)
+    span: Index = 1
+    for size, stride in zip(tensor.shape, tensor.strides, strict=True):
+        span = span + (size - 1) * stride
+    return span
+
+
+def _storage_parts(stage: Stage, sizes: Sequence[Index]) -> tuple[tuple[int, int, Index], ...]:
+    if stage.packed is None:
+        return tuple((d, 1, size) for d, size in enumerate(sizes))
+    splits = {r.axis: r for r in stage.nest.relations if isinstance(r, Split)}
+    parts: dict[str, tuple[int, int, Index]] = {}
+
+    def take_apart(axis: str, dim: int, divisor: int, size: Index) -> None:
+        step = splits.get(axis)
+        if step is None:
+            parts[axis] = dim, divisor, size
+            return
+        take_apart(step.outer, dim, divisor * step.factor, ceildiv(size, step.factor))
+        take_apart(step.inner, dim, divisor, step.factor)
+
+    for dim, (axis, size) in enumerate(zip(stage.nest.data, sizes, strict=True)):
+        take_apart(axis, dim, 1, size)
+    return tuple(parts[axis] for axis in stage.packed)
+
+
+def _from_zero(inst: Instance, leaf: str) -> Index:
+    value = inst.value(leaf)
+    return value - inst.resolve(inst.roots[leaf].lo) if leaf in inst.roots else value
+
+
+def _next_group(body: Scalar) -> list[Reduce]:
+    """Reductions that wait for no other one and run over the same axes."""
+    everyone = top_reductions(body)
+    known = {id(r) for r in everyone}
+    ready = [r for r in everyone if not any(id(n) in known for n in walk(r.value))]
+    return [r for r in ready if r.axes == ready[0].axes]
+
+
+def _outermost_reductions(value: Scalar) -> list[Reduce]:
+    found: list[Reduce] = []
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Reduce):
+            found.append(node)
+        else:
+            stack.extend(children(node))
+    return found
+
+
+def _allocs(buffers: Sequence[Buffer], code: Sequence[Stmt]) -> Stmt:
+    stmt = block(*code)
+    for buffer in reversed(buffers):
+        stmt = Alloc(buffer, stmt)
+    return stmt
+
+
+def _collect_reads(expr: Scalar, exact: dict[Var, Interval], whole: dict[Var, Interval],
+                   found: dict[Tensor, list[tuple[Interval, Interval]]]) -> None:
+    """Add the ranges of all loads of an expression to what was found so far."""
+    exact, whole = dict(exact), dict(whole)
+    nodes = list(walk(expr))
+    for node in reversed(nodes):
+        if isinstance(node, Reduce):
+            for axis in node.axes:
+                if axis.var not in exact:
+                    exact[axis.var] = _axis_range(axis, exact)
+                    whole[axis.var] = _axis_range(axis, whole)
+    for node in nodes:
+        if isinstance(node, Load) and isinstance(node.source, Tensor):
+            _add_read(node.source, node.indices, exact, whole, found)
+
+
+def _axis_range(axis: Axis, ranges: dict[Var, Interval]) -> Interval:
+    return Interval(interval_of(axis.lo, ranges).lo, interval_of(axis.hi - 1, ranges).hi)
+
+
+def _add_read(tensor: Tensor, indices: Sequence[Index | Scalar], exact: dict[Var, Interval],
+              whole: dict[Var, Interval],
+              found: dict[Tensor, list[tuple[Interval, Interval]]]) -> None:
+    places = []
+    for size, index in zip(tensor.shape, indices, strict=True):
+        if isinstance(index, Scalar):  # a computed index may point anywhere
+            full = Interval(0, size - 1)
+            places.append((full, full))
+        else:
+            places.append((interval_of(index, exact), interval_of(index, whole)))
+    if tensor in found:
+        places = [(hull(a, b), hull(c, d)) for (a, c), (b, d) in zip(found[tensor], places)]
+    found[tensor] = places
+
+
+def _storage_range(size: Index, loose: Interval) -> tuple[Index, Index]:
+    """Where the storage of one dimension begins and how long it is; a number where possible."""
+    if loose.lo is None or loose.hi is None:
+        return 0, size
+    room = loose.hi - loose.lo + 1
+    if isinstance(room, IndexExpr):
+        most = bounds(room)[1]
+        if most is not None:
+            room = most
+    if proves_le(size, room):
+        return 0, size
+    return loose.lo, room
+
+
+def count_operations(stages: Sequence[Stage]) -> Index:
+    """Arithmetic operations of a program, as the roofline counts them."""
+    total: Index = 0
+    for stage in stages:
+        ranges = {a.var: Interval(a.lo, a.hi - 1) for a in stage.axes}
+        per_element, weights = _operations(stage.body, ranges), num_elements(stage.tensor.shape)
+        total = total + per_element * weights
+    return total
+
+
+def _operations(expr: Scalar, ranges: dict[Var, Interval]) -> Index:
+    total: Index = 0
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Reduce):
+            inner = dict(ranges)
+            count: Index = 1
+            for axis in node.axes:
+                inner[axis.var] = _axis_range(axis, inner)
+                extent = interval_of(axis.extent, inner).hi
+                count = count * (axis.extent if extent is None else extent)
+            total = total + count * (_operations(node.value, inner) + 1)
+        else:
+            if isinstance(node, Call) and node.op != "cast":
+                total = total + OPS[node.op].cost
+            stack.extend(children(node))
+    return total

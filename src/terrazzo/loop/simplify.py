@@ -1,0 +1,423 @@
+"""Small passes over Loop IR, by name in PASSES: each leaves what a kernel computes unchanged.
+
+Widening vector loops and repeating unrolled ones is the code generator's part, as is forwarding a
+stored value to a load of the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from terrazzo.index import (
+    Algebra,
+    FloorDiv,
+    Index,
+    Max,
+    Min,
+    Mod,
+    Sum,
+    Var,
+    bounds,
+    coefficient,
+    free_vars,
+    interpret,
+    maximum,
+    minimum,
+    proves_eq,
+    proves_le,
+    proves_lt,
+    substitute,
+)
+from terrazzo.loop.bounds import Interval, interval_of
+from terrazzo.loop.ir import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    Function,
+    If,
+    Stmt,
+    Store,
+    Tile,
+    block,
+    children,
+    rewrite,
+    substitute_vars,
+    walk,
+)
+from terrazzo.scalar import Load, Scalar, call, loads
+from terrazzo.scalar import as_scalar as scalar_of
+from terrazzo.scalar import rewrite as rewrite_scalar
+
+
+def simplify(function: Function) -> Function:
+    """Run all passes, in the order of PASSES."""
+    body = function.body
+    for apply in PASSES.values():
+        body = apply(body)
+    return replace(function, body=body)
+
+
+# ---------------------------------------------------------------- unit loops, empty statements
+def unit_loops(stmt: Stmt) -> Stmt:
+    """A loop that runs exactly once becomes its body."""
+    return _tightened(stmt, {})
+
+
+def drop_empty(stmt: Stmt) -> Stmt:
+    """Loops that never run, branches without statements and buffers that nobody uses go away."""
+
+    def visit(node: Stmt) -> Stmt | None:
+        if isinstance(node, For) and (_is_empty(node.body) or proves_le(node.hi, node.lo)):
+            return block()
+        if isinstance(node, If) and _is_empty(node.then) and (
+                node.orelse is None or _is_empty(node.orelse)):
+            return block()
+        if isinstance(node, Alloc) and node.buffer not in _buffers(node.body):
+            return node.body
+        return None
+
+    return rewrite(stmt, visit)
+
+
+def _is_empty(stmt: Stmt) -> bool:
+    return isinstance(stmt, Block) and not stmt.stmts
+
+
+# ---------------------------------------------------------------- allocations
+def hoist_allocs(stmt: Stmt) -> Stmt:
+    """Buffers begin where the loop around them begins, so that statements become neighbours."""
+
+    def scope(node: Stmt) -> Stmt:
+        buffers: list[Buffer] = []
+        stmts: list[Stmt] = []
+
+        def flatten(inner: Stmt) -> None:
+            if isinstance(inner, Block):
+                for s in inner.stmts:
+                    flatten(s)
+            elif isinstance(inner, Alloc):
+                buffers.append(inner.buffer)
+                flatten(inner.body)
+            elif isinstance(inner, For):
+                stmts.append(replace(inner, body=scope(inner.body)))
+            elif isinstance(inner, If):
+                orelse = None if inner.orelse is None else scope(inner.orelse)
+                stmts.append(If(inner.cond, scope(inner.then), orelse))
+            else:
+                stmts.append(inner)
+
+        flatten(node)
+        result = block(*stmts)
+        for buffer in reversed(buffers):
+            result = Alloc(buffer, result)
+        return result
+
+    return scope(stmt)
+
+
+# ---------------------------------------------------------------- merging
+@dataclass(frozen=True)
+class _Access:
+    buffer: Buffer
+    index: Index | Scalar
+    writes: bool
+    inner: dict[Var, Interval]  # the loops around it, inside the statement that was asked about
+
+
+def merge_loops(stmt: Stmt) -> Stmt:
+    """Loops of one range become one where each iteration of the second needs only its own first.
+
+    What the first writes and the second reads (or writes) must be a different piece of memory in
+    every iteration; a running reduction never is.
+    """
+
+    def visit(node: Stmt) -> Stmt | None:
+        return _merge_block(node.stmts) if isinstance(node, Block) else None
+
+    return rewrite(hoist_allocs(stmt), visit)
+
+
+def _merge_block(stmts: tuple[Stmt, ...]) -> Stmt:
+    todo = list(stmts)
+    at = 1
+    while at < len(todo):
+        for earlier in range(at - 1, -1, -1):
+            merged = _try_merge(todo, earlier, at)
+            if merged is not None:
+                todo = merged
+                at = 0
+                break
+        at += 1
+    return block(*todo)
+
+
+def _try_merge(stmts: list[Stmt], first: int, second: int) -> list[Stmt] | None:
+    """The statements with the loop at `second` merged into the one at `first`, if that is right."""
+    a, b = stmts[first], stmts[second]
+    if not (isinstance(a, For) and isinstance(b, For) and a.kind == b.kind and a.grain == b.grain
+            and proves_eq(a.lo, b.lo) and proves_eq(a.hi, b.hi)):
+        return None
+    # What stands between moves before the first loop where the second needs it, else stays after.
+    needed: list[Stmt] = [b]
+    before: list[Stmt] = []
+    after: list[Stmt] = []
+    for stmt in reversed(stmts[first + 1:second]):
+        if any(_conflict(stmt, other) for other in needed):
+            if any(_conflict(stmt, other) for other in (a,)):
+                return None
+            needed.append(stmt)
+            before.insert(0, stmt)
+        else:
+            after.insert(0, stmt)
+    between = stmts[first + 1:second]
+    for stmt in before:
+        earlier = between[:between.index(stmt)]
+        if any(_conflict(stmt, other) for other in earlier if other in after):
+            return None
+    if not _iterations_independent(a, b):
+        return None
+    body = hoist_allocs(block(a.body, substitute_vars(b.body, {b.var: a.var})))
+    merged = replace(a, body=merge_loops(body))
+    return [*stmts[:first], *before, merged, *after, *stmts[second + 1:]]
+
+
+def _iterations_independent(a: For, b: For) -> bool:
+    """Whether no iteration of `b` touches what another iteration of `a` touches."""
+    accesses_a = list(_accesses(a.body, {}))
+    accesses_b = list(_accesses(substitute_vars(b.body, {b.var: a.var}), {}))
+    around = {a.var: Interval(a.lo, a.hi - 1)}
+    for x in accesses_a:
+        for y in accesses_b:
+            if x.buffer is y.buffer and (x.writes or y.writes) and not _apart(x, y, a.var, around):
+                return False
+    return True
+
+
+def _apart(x: _Access, y: _Access, var: Var, around: dict[Var, Interval]) -> bool:
+    """Whether two accesses meet only in the same iteration of `var`.
+
+    They do if each moves by `step` and both stay within less than a step of each other.
+    """
+    if isinstance(x.index, Scalar) or isinstance(y.index, Scalar):
+        return False
+    step = coefficient(x.index, var)
+    if step is None or coefficient(y.index, var) != step:
+        return False
+    spans = [interval_of(e.index - step * var, _closed(e.inner, around)) for e in (x, y)]
+    for p, q in (spans, spans[::-1]):
+        if p.hi is None or q.lo is None or not proves_lt(p.hi - q.lo, step):
+            return False
+    return True
+
+
+def _closed(inner: dict[Var, Interval], around: dict[Var, Interval]) -> dict[Var, Interval]:
+    """The inner loops' ranges with ends that depend on nothing that varies."""
+    ranges = dict(around)
+    for var, (lo, hi) in inner.items():
+        ranges[var] = Interval(None if lo is None else interval_of(lo, ranges).lo,
+                               None if hi is None else interval_of(hi, ranges).hi)
+    return ranges
+
+
+def _accesses(stmt: Stmt, inner: dict[Var, Interval]) -> Iterator[_Access]:
+    def reads(values: Iterable[object]) -> Iterator[_Access]:
+        for value in values:
+            if isinstance(value, Scalar):
+                for load in loads(value):
+                    yield _Access(load.source, load.indices[0], False, inner)
+
+    if isinstance(stmt, For):
+        inner = {**inner, stmt.var: Interval(stmt.lo, stmt.hi - 1)}
+    elif isinstance(stmt, If):
+        yield from reads((stmt.cond,))
+    elif isinstance(stmt, Store):
+        yield from reads((stmt.value, stmt.index))
+        yield _Access(stmt.buffer, stmt.index, True, inner)
+    elif isinstance(stmt, Tile):
+        yield from _accesses(stmt.expand(), inner)
+    for child in children(stmt):
+        yield from _accesses(child, inner)
+
+
+def _buffers(stmt: Stmt) -> set[Buffer]:
+    return {access.buffer for access in _accesses(stmt, {})}
+
+
+def _conflict(a: Stmt, b: Stmt) -> bool:
+    """Whether the order of two statements matters."""
+    in_a, in_b = list(_accesses(a, {})), list(_accesses(b, {}))
+    written_a, written_b = ({x.buffer for x in group if x.writes} for group in (in_a, in_b))
+    return not (written_a.isdisjoint(x.buffer for x in in_b)
+                and written_b.isdisjoint(x.buffer for x in in_a))
+
+
+# ---------------------------------------------------------------- ragged loops
+def partition_ragged(stmt: Stmt) -> Stmt:
+    """Full pieces get constant bounds, and what is left over is code of its own.
+
+    A loop `o` around vector or unrolled loops up to `min(f, n - o*f)` is cut at `n // f`. A loop
+    whose iterations run concurrently stays one loop with a branch inside.
+    """
+    if isinstance(stmt, For):
+        cut = _find_cut(stmt)
+        if cut is not None:
+            return _cut_loop(stmt, cut)
+    if isinstance(stmt, (For, Alloc)):
+        return replace(stmt, body=partition_ragged(stmt.body))
+    if isinstance(stmt, Block):
+        return block(*map(partition_ragged, stmt.stmts))
+    if isinstance(stmt, If):
+        orelse = None if stmt.orelse is None else partition_ragged(stmt.orelse)
+        return If(stmt.cond, partition_ragged(stmt.then), orelse)
+    return stmt
+
+
+def _cut_loop(loop: For, cut: _Cut) -> Stmt:
+    body = partition_ragged(_tightened(_replace_bounds(loop.body, cut.full), {}))
+    last = {loop.var: cut.at} if proves_eq(loop.hi - cut.at, 1) else {}
+    rest = partition_ragged(_tightened(_replace_bounds(loop.body, cut.ragged), last))
+    if loop.kind in ("parallel", "program"):
+        inside = call("lt", scalar_of(loop.var), scalar_of(cut.at))
+        return replace(loop, body=If(inside, body, rest))
+    main = replace(loop, hi=cut.at, body=body)
+    return block(main, rest if last else replace(loop, lo=cut.at, body=rest))
+
+
+@dataclass
+class _Cut:
+    """Where a loop's ragged iterations begin; its ragged bounds before that and from there on."""
+
+    at: Index
+    full: dict[Min, Index]
+    ragged: dict[Min, Index]
+
+
+def _find_cut(loop: For) -> _Cut | None:
+    inner = {s.var for s in walk(loop.body) if isinstance(s, For)}
+    cut: _Cut | None = None
+    for stmt in walk(loop.body):
+        if not isinstance(stmt, For) or stmt.kind not in ("vector", "unrolled"):
+            continue
+        for node in _minima(stmt.hi):
+            size = next((arg for arg in node.args if isinstance(arg, int)), None)
+            left = next((arg for arg in node.args if _shrinks(arg, loop.var, inner)), None)
+            if size is None or left is None:
+                continue
+            step = coefficient(left, loop.var)
+            assert isinstance(step, int)
+            at = (left - step * loop.var - size - step) // -step
+            at = minimum(maximum(at, loop.lo), loop.hi)
+            if cut is None:
+                cut = _Cut(at, {}, {})
+            if cut.at == at:
+                cut.full[node] = _least(arg for arg in node.args if arg is not left)
+                cut.ragged[node] = _least(arg for arg in node.args if not isinstance(arg, int))
+    return None if cut is None or cut.at == loop.lo else cut
+
+
+def _shrinks(arg: Index, var: Var, inner: set[Var]) -> bool:
+    step = coefficient(arg, var)
+    return isinstance(step, int) and step < 0 and free_vars(arg).isdisjoint(inner)
+
+
+def _least(args: Iterable[Index]) -> Index:
+    return reduce(minimum, args)
+
+
+def _minima(index: Index) -> Iterator[Min]:
+    if isinstance(index, (Min, Max)):
+        if isinstance(index, Min):
+            yield index
+        for arg in index.args:
+            yield from _minima(arg)
+    elif isinstance(index, (FloorDiv, Mod)):
+        yield from _minima(index.num)
+        yield from _minima(index.den)
+    elif isinstance(index, Sum):
+        for monomial, _ in index.terms:
+            for atom in monomial:
+                yield from _minima(atom)
+
+
+def _replace_bounds(stmt: Stmt, full: dict[Min, Index]) -> Stmt:
+    """Loops with some minima in their bounds known."""
+
+    def smaller(a: Index, b: Index) -> Index:
+        result = minimum(a, b)
+        return full.get(result, result) if isinstance(result, Min) else result
+
+    algebra = Algebra[Index](
+        constant=lambda number: number, variable=lambda var: var,
+        add=lambda a, b: a + b, multiply=lambda a, b: a * b,
+        floordiv=lambda a, b: a // b, mod=lambda a, b: a % b,
+        minimum=smaller, maximum=maximum)
+
+    def visit(node: Stmt) -> Stmt | None:
+        if isinstance(node, For):
+            return replace(node, lo=interpret(node.lo, algebra), hi=interpret(node.hi, algebra))
+        return None
+
+    return rewrite(stmt, visit)
+
+
+def _tightened(stmt: Stmt, table: dict[Var, Index]) -> Stmt:
+    """Substitute variables; loops inside that now run once go away, others learn their bounds."""
+    if isinstance(stmt, Block):
+        return block(*(_tightened(s, table) for s in stmt.stmts))
+    if isinstance(stmt, Alloc):
+        old = stmt.buffer
+        size = substitute(old.size, table)
+        if size == old.size:
+            return Alloc(old, _tightened(stmt.body, table))
+        new = replace(old, size=size)
+        return Alloc(new, _tightened(replace_buffer(stmt.body, old, new), table))
+    if isinstance(stmt, If):
+        bare = substitute_vars(If(stmt.cond, block()), table)
+        assert isinstance(bare, If)
+        orelse = None if stmt.orelse is None else _tightened(stmt.orelse, table)
+        return If(bare.cond, _tightened(stmt.then, table), orelse)
+    if not isinstance(stmt, For):
+        return substitute_vars(stmt, table) if table else stmt
+    lo, hi = substitute(stmt.lo, table), substitute(stmt.hi, table)
+    if proves_eq(hi - lo, 1):
+        return _tightened(stmt.body, {**table, stmt.var: lo})
+    low, top = bounds(lo)[0], bounds(hi - 1)[1]
+    var = stmt.var
+    if low is not None and isinstance(top, int):
+        var = Var(stmt.var.name, low, max(top, low))
+    inner = table if var is stmt.var else {**table, stmt.var: var}
+    return For(var, lo, hi, _tightened(stmt.body, inner), stmt.kind, stmt.grain)
+
+
+def replace_buffer(stmt: Stmt, old: Buffer, new: Buffer) -> Stmt:
+    """Read and write another buffer instead of one."""
+
+    def scalar(value: Scalar) -> Scalar:
+        return rewrite_scalar(value, lambda n: Load(n.dtype, new, n.indices)
+                              if isinstance(n, Load) and n.source is old else None)
+
+    def visit(node: Stmt) -> Stmt | None:
+        if isinstance(node, Store):
+            index = scalar(node.index) if isinstance(node.index, Scalar) else node.index
+            return replace(node, buffer=new if node.buffer is old else node.buffer, index=index,
+                           value=scalar(node.value))
+        if isinstance(node, If):
+            return If(scalar(node.cond), node.then, node.orelse)
+        if isinstance(node, Tile):
+            return replace(node, places=tuple(
+                (new if b is old else b, at) for b, at in node.places))
+        return None
+
+    return rewrite(stmt, visit)
+
+
+PASSES: dict[str, Callable[[Stmt], Stmt]] = {
+    "unit_loops": unit_loops,
+    "hoist_allocs": hoist_allocs,
+    "merge_loops": merge_loops,
+    "partition_ragged": partition_ragged,
+    "drop_empty": drop_empty,
+}

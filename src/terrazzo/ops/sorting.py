@@ -1,0 +1,275 @@
+"""Sorting: sort, argsort, topk, in loops.
+
+Values are compared through integer keys that order as the values do, nan after every number, so one
+comparison of integers serves every type, and inverting a key's bits reverses the order while equal
+values stay in their places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, as_dtype, float32, int32, int64, uint64
+from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
+from terrazzo.expr.ir import fresh_axis
+from terrazzo.graph.ir import Node, TensorType, Value
+from terrazzo.index import Index
+from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
+from terrazzo.ops.creation import full
+from terrazzo.ops.define import operator, primitive
+from terrazzo.ops.indexing import scatter
+from terrazzo.ops.shape import reshape, span
+from terrazzo.scalar import Call, Const, Scalar, as_scalar, call
+from terrazzo.scalar import cast as cast_scalar
+from terrazzo.scalar import where as where_scalar
+from terrazzo.shapes import dims_text, normalize_axis, num_elements
+
+# Of an axis whose size is not known, as many passes as the largest address space could need.
+_MOST_PASSES = 48
+# Up to this many, inserting into a short list beats sorting everything.
+_SHORT_LIST = 64
+
+
+def key_type(dtype: DType) -> DType:
+    """The integer type of the keys of a type."""
+    wide = dtype.bits == 64 or (dtype.bits == 32 and dtype.kind == "u")
+    return int64 if wide else int32
+
+
+def sort_key(value: Scalar, descending: bool) -> Scalar:
+    """An integer that orders as the value does; nan is the largest, -0.0 equals 0.0."""
+    kind = key_type(value.dtype)
+    if value.dtype.is_float:
+        wide = value if kind is int64 else cast_scalar(value, float32)
+        bits: Scalar = Call(kind, "bitcast", (wide,))
+        top, infinity = (2**63, 0x7FF << 52) if kind is int64 else (2**31, 0xFF << 23)
+        size = call("and", bits, top - 1)
+        # Sign and magnitude become two's complement; both zeros get key 0.
+        key = where_scalar(call("lt", bits, 0), call("neg", size), size)
+        key = where_scalar(call("gt", size, infinity), Const(kind, top - 1), key)
+    elif value.dtype is uint64:
+        key = Call(kind, "bitcast", (call("xor", value, 2**63),))
+    else:
+        key = cast_scalar(value, kind)
+    return call("not", key) if descending else key
+
+
+def _check_order(name: str, x: TensorType) -> None:
+    if x.dtype.is_complex:
+        raise DTypeError(f"{name} needs ordered numbers, not {x.dtype.name}", where=user_location(),
+                         hint="sort absolute values instead")
+
+
+def _pairs_type(x: TensorType, *, axis: int, descending: bool) -> tuple[TensorType, TensorType]:
+    _check_order("sort", x)
+    normalize_axis(axis, len(x.shape))
+    return x, TensorType(x.shape, int64)
+
+
+def _order_numpy(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+    """A stable order; numpy has no descending one, so it is taken from both ends."""
+    wide = x.astype(as_dtype(x.dtype).compute.np)
+    if not descending:
+        return np.argsort(wide, axis=axis, kind="stable")
+    order = np.flip(np.argsort(np.flip(wide, axis), axis=axis, kind="stable"), axis)
+    return x.shape[axis] - 1 - order
+
+
+def _pairs_numpy(x: np.ndarray, *, axis: int, descending: bool,
+                 out: tuple[TensorType, TensorType]) -> tuple[np.ndarray, np.ndarray]:
+    order = _order_numpy(x, axis, descending).astype(np.int64)
+    return np.take_along_axis(x, order, axis), order
+
+
+def _by_index_grad(node: Node, g: Value, _: Value | None) -> list[Value | None]:
+    """The gradient of values that were picked by index goes back to where they came from."""
+    x, indices = node.inputs[0], node.outputs[1]
+    assert x is not None
+    return [scatter(full(shape=x.shape, value=0, dtype=x.dtype), indices, g,
+                    axis=node.attrs["axis"])]
+
+
+def _allocate(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
+    for buffer in reversed(buffers):
+        body = Alloc(buffer, body)
+    return body
+
+
+@primitive(family="sorting", infer=_pairs_type, reference=_pairs_numpy, grad=_by_index_grad,
+           loops=True)
+def sort_pairs(x: Any, *, axis: int = -1, descending: bool = False,
+               out: tuple[TensorType, TensorType]) -> Any:
+    """the elements in order along an axis, and where each came from; equal ones keep their order"""
+    axis = normalize_axis(axis, len(x.shape))
+    n, inner = x.shape[axis], num_elements(x.shape[axis + 1:])
+    rows = num_elements(x.shape[:axis]) * inner
+
+    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        if n == 0 or rows == 0:
+            return Block(())
+        row, k = fresh_axis("row", rows).var, fresh_axis("k", n).var
+        base = row // inner * (n * inner) + row % inner
+        keys = Buffer("keys", key_type(x.dtype), n * 2)
+        order = Buffer("order", int64, n * 2)
+        source = Buffer("source", int64, 1)  # which half of the two buffers holds the data
+        load = For(k, 0, n, block(
+            Store(keys, k, sort_key(inputs[0][base + k * inner], descending)),
+            Store(order, k, as_scalar(k))))
+        origin = order[call("add", source[0], as_scalar(k))]
+        address = call("add", as_scalar(base), call("mul", origin, as_scalar(inner)))
+        write = For(k, 0, n, block(
+            Store(outputs[0], base + k * inner, inputs[0][address]),
+            Store(outputs[1], base + k * inner, origin)))
+        body = block(load, Store(source, 0, as_scalar(0)), _merge_sort(n, keys, order, source),
+                     write)
+        return For(row, 0, rows, _allocate([keys, order, source], body), "parallel")
+
+    return build
+
+
+def _merge_sort(n: Index, keys: Buffer, order: Buffer, source: Buffer) -> Stmt:
+    """Bottom-up merge sort between the two halves of `keys` and `order`.
+
+    Every pass writes n elements one after the other; the two runs being merged are cursors in
+    memory, so no loop needs a bound that depends on data.
+    """
+    names = ("width", "left", "middle", "right", "end", "took")
+    width, left, middle, right, end, took = cursors = [Buffer(v, int64, 1) for v in names]
+    size = as_scalar(n)
+    k = fresh_axis("k", n).var
+    here = as_scalar(k)
+
+    def capped(place: Scalar) -> Scalar:
+        return call("min", place, size)
+
+    start_runs = If(
+        call("eq", call("and", here, width[0] * 2 - 1), 0),
+        block(Store(left, 0, here), Store(middle, 0, capped(here + width[0])),
+              Store(right, 0, middle[0]), Store(end, 0, capped(here + width[0] * 2))))
+
+    def key_at(cursor: Buffer) -> Scalar:
+        return keys[call("add", source[0], call("min", cursor[0], size - 1))]
+
+    use_left = call("and", call("lt", left[0], middle[0]), call(
+        "or", call("ge", right[0], end[0]), call("le", key_at(left), key_at(right))))
+    chosen = call("add", source[0], where_scalar(call("ne", took[0], 0), left[0], right[0]))
+    target = call("add", call("sub", size, source[0]), here)
+    merge = For(k, 0, n, block(
+        start_runs,
+        Store(took, 0, cast_scalar(use_left, int64)),
+        Store(keys, target, keys[chosen]),
+        Store(order, target, order[chosen]),
+        Store(left, 0, took[0], "add"),
+        Store(right, 0, call("sub", 1, took[0]), "add")))
+    passes = _MOST_PASSES if not isinstance(n, int) else math.ceil(math.log2(n)) if n > 1 else 0
+    one_pass: Stmt = block(merge, Store(source, 0, call("sub", size, source[0])),
+                           Store(width, 0, width[0] * 2))
+    if not isinstance(n, int):
+        one_pass = If(call("lt", width[0], size), one_pass)
+    number = fresh_axis("number", passes).var
+    return _allocate(cursors, block(Store(width, 0, as_scalar(1)),
+                                    For(number, 0, passes, one_pass)))
+
+
+def _top_type(x: TensorType, *, k: int, axis: int, largest: bool
+              ) -> tuple[TensorType, TensorType]:
+    _check_order("topk", x)
+    axis = normalize_axis(axis, len(x.shape))
+    n = x.shape[axis]
+    if k < 0 or (isinstance(n, int) and k > n):
+        raise ShapeError(f"topk of {k} elements along axis {axis} of {dims_text(x.shape)}, which "
+                         f"has {n}", where=user_location())
+    shape = tuple(k if d == axis else m for d, m in enumerate(x.shape))
+    return TensorType(shape, x.dtype), TensorType(shape, int64)
+
+
+def _top_numpy(x: np.ndarray, *, k: int, axis: int, largest: bool,
+               out: tuple[TensorType, TensorType]) -> tuple[np.ndarray, np.ndarray]:
+    order = np.take(_order_numpy(x, axis, largest), range(k), axis=axis).astype(np.int64)
+    return np.take_along_axis(x, order, axis), order
+
+
+@primitive(family="sorting", infer=_top_type, reference=_top_numpy, grad=_by_index_grad,
+           loops=True)
+def top_few(x: Any, *, k: int, axis: int = -1, largest: bool = True,
+            out: tuple[TensorType, TensorType]) -> Any:
+    """topk for a small k: one pass over the axis, inserting into a short sorted list"""
+    axis = normalize_axis(axis, len(x.shape))
+    n, inner = x.shape[axis], num_elements(x.shape[axis + 1:])
+    rows = num_elements(x.shape[:axis]) * inner
+
+    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        if k == 0 or rows == 0:
+            return Block(())
+        row, i, q = (fresh_axis("row", rows).var, fresh_axis("i", n).var, fresh_axis("q", k).var)
+        base = row // inner * (n * inner) + row % inner
+        best = Buffer("best", key_type(x.dtype), k)
+        order = Buffer("order", int64, k)
+        key = Buffer("key", best.dtype, 1)
+        rank = Buffer("rank", int64, 1)
+        here = as_scalar(i)
+        down = k - 1 - q
+        place = as_scalar(down)
+        # Elements of the list that stay in front of the new one, earlier equals among them.
+        beaten_by = call("and", call("lt", as_scalar(q), here), call("le", best[q], key[0]))
+        insert = block(
+            Store(rank, 0, as_scalar(0)),
+            For(q, 0, k, Store(rank, 0, cast_scalar(beaten_by, int64), "add")),
+            For(q, 0, k, block(
+                If(call("gt", place, rank[0]),
+                   block(Store(best, down, best[down - 1]), Store(order, down, order[down - 1]))),
+                If(call("eq", place, rank[0]),
+                   block(Store(best, down, key[0]), Store(order, down, here))))))
+        wanted = call("or", call("lt", here, k), call("lt", key[0], best[k - 1]))
+        scan = For(i, 0, n, block(
+            Store(key, 0, sort_key(inputs[0][base + i * inner], largest)), If(wanted, insert)))
+        address = call("add", as_scalar(base), call("mul", order[q], as_scalar(inner)))
+        target = row // inner * (k * inner) + row % inner + q * inner
+        write = For(q, 0, k, block(Store(outputs[0], target, inputs[0][address]),
+                                   Store(outputs[1], target, order[q])))
+        return For(row, 0, rows, _allocate([best, order, key, rank], block(scan, write)),
+                   "parallel")
+
+    return build
+
+
+# ---------------------------------------------------------------- what users call
+def _along(x: Any, axis: int | None) -> tuple[Any, int]:
+    return (reshape(x, shape=(-1,)), 0) if axis is None or x.ndim == 0 else (x, axis)
+
+
+@operator(family="sorting")
+def sort(x: Any, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> Any:
+    """the elements in order along an axis (None: of the flattened tensor); nan is the largest"""
+    flat, along = _along(x, axis)
+    values = sort_pairs(flat, axis=along, descending=descending)[0]
+    return reshape(values, shape=()) if x.ndim == 0 and axis is not None else values
+
+
+@operator(family="sorting", differentiable=False)
+def argsort(x: Any, *, axis: int | None = -1, descending: bool = False,
+            stable: bool = True) -> Any:
+    """where each element of the sorted tensor comes from; equal elements keep their order"""
+    flat, along = _along(x, axis)
+    indices = sort_pairs(flat, axis=along, descending=descending)[1]
+    return reshape(indices, shape=()) if x.ndim == 0 and axis is not None else indices
+
+
+@operator(family="sorting")
+def topk(x: Any, *, k: int, axis: int = -1, largest: bool = True) -> Any:
+    """the k largest (or smallest) elements along an axis in order, and their indices
+
+    Of equal elements the first come first; nan counts as the largest.
+    """
+    if not isinstance(k, (int, np.integer)):
+        raise ArgumentError(f"topk needs a known k, not {k}", where=user_location())
+    axis, k = normalize_axis(axis, x.ndim), int(k)
+    if k <= _SHORT_LIST:
+        return top_few(x, k=k, axis=axis, largest=largest)
+    _top_type(x.type, k=k, axis=axis, largest=largest)
+    values, indices = sort_pairs(x, axis=axis, descending=largest)
+    return span(values, axis, 0, k), span(indices, axis, 0, k)

@@ -1,0 +1,135 @@
+"""Attention against torch: masks, causality, grouped heads, types and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from checking import (
+    HALVES,
+    check_gradient,
+    close,
+    draw,
+    evaluate,
+    from_torch,
+    infer,
+    op,
+    to_torch,
+)
+
+from terrazzo.dtypes import float32
+from terrazzo.errors import RankError, ShapeError
+from terrazzo.graph.ir import TensorType
+from terrazzo.shapes import dims
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+attention = op("scaled_dot_product_attention")
+
+
+def by_torch(q, k, v, mask=None, **kwargs):
+    function = torch.nn.functional.scaled_dot_product_attention
+    return from_torch(function(*map(to_torch, (q, k, v)), to_torch(mask), **kwargs))
+
+
+def qkv(rng, q, k, size=4, dtype="float32"):
+    return (draw(rng, (*q, size), dtype), draw(rng, (*k, size), dtype),
+            draw(rng, (*k, size + 1), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", *HALVES])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("q", "k"), [((2, 3, 5), (2, 3, 5)), ((2, 3, 5), (2, 3, 7)),
+                                      ((3, 7), (3, 2)), ((5,), (5,)), ((1, 2, 1), (1, 2, 1))])
+def test_attention(rng, q, k, causal, dtype):
+    arrays = qkv(rng, q, k, dtype=dtype)
+    close(evaluate(attention, *arrays, causal=causal), by_torch(*arrays, is_causal=causal))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 7), (2, 1, 5, 7), (2, 3, 5, 7), (3, 5, 7)])
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+def test_masks(rng, dtype, shape):
+    arrays = qkv(rng, (2, 3, 5), (2, 3, 7))
+    mask = draw(rng, shape, dtype)
+    close(evaluate(attention, *arrays, mask), by_torch(*arrays, mask))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+def test_query_that_sees_no_key_gives_zeros(rng, dtype):
+    arrays = qkv(rng, (2, 5), (2, 7))
+    mask = np.ones((5, 7), bool)
+    mask[1] = False
+    mask[2, 3:] = False
+    if dtype == "float32":
+        mask = np.where(mask, np.float32(0), np.float32(-np.inf))
+    got = evaluate(attention, *arrays, mask)
+    assert (got[:, 1] == 0).all()
+    close(got, by_torch(*arrays, mask))
+
+
+@pytest.mark.parametrize("mask", [None, (5, 7), (6, 5, 7), (2, 1, 5, 7)])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_grouped_heads(rng, kv_heads, mask):
+    arrays = qkv(rng, (2, 6, 5), (2, kv_heads, 7))
+    given = None if mask is None else draw(rng, mask)
+    got = evaluate(attention, *arrays, given)
+    close(got, by_torch(*arrays, given, enable_gqa=True))
+
+
+def test_causal_with_a_mask(rng):
+    arrays, mask = qkv(rng, (2, 5), (2, 5)), draw(rng, (5, 5), "bool")
+    both = mask & np.tri(5, dtype=bool)
+    close(evaluate(attention, *arrays, mask, causal=True), by_torch(*arrays, both))
+
+
+def test_scale(rng):
+    arrays = qkv(rng, (2, 5), (2, 7))
+    close(evaluate(attention, *arrays, scale=0.25), by_torch(*arrays, scale=0.25))
+
+
+def test_no_keys_give_zeros(rng):
+    got = evaluate(attention, *qkv(rng, (2, 5), (2, 0)))
+    assert got.shape == (2, 5, 5) and (got == 0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_symbolic_sizes(rng, causal):
+    b, n, m, d = dims("b n m d")
+    arrays = (draw(rng, (3, 4, 5, 2)), draw(rng, (3, 2, 7, 2)), draw(rng, (3, 2, 7, 2)))
+    shapes = [(b, 4, n, d), (b, 2, m, d), (b, 2, m, d)]
+    close(evaluate(attention, *arrays, causal=causal, shapes=shapes),
+          evaluate(attention, *arrays, causal=causal))
+
+
+def test_scores_stay_in_float32(rng):
+    """Scores of some thousands differ by less than float16 can tell."""
+    q, k = np.full((1, 64), 8, np.float16), np.full((2, 64), 8, np.float16)
+    k[1, 0] += 0.0078125
+    v = np.array([[0.0], [1.0]], np.float16)
+    close(evaluate(attention, q, k, v, scale=1.0), [[1 / (1 + np.exp(-0.0625))]])
+
+
+@pytest.mark.parametrize(("q", "k", "v", "error", "match"), [
+    ((2, 5, 4), (2, 7, 3), (2, 7, 4), ShapeError, "last size"),
+    ((2, 5, 4), (2, 7, 4), (2, 6, 4), ShapeError, "number of keys"),
+    ((6, 5, 4), (4, 7, 4), (4, 7, 4), ShapeError, "4 heads of k"),
+    ((4,), (7, 4), (7, 4), RankError, "places, size"),
+])
+def test_refuses(q, k, v, error, match):
+    with pytest.raises(error, match=match):
+        infer(attention, *(TensorType(s, float32) for s in (q, k, v)))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients(rng, causal, kv_heads):
+    arrays = qkv(rng, (2, 3), (kv_heads, 3), size=2)
+    check_gradient(attention, *arrays, wrt=(0, 1, 2), causal=causal)
+
+
+def test_gradient_of_an_added_mask(rng):
+    check_gradient(attention, *qkv(rng, (2, 3), (2, 2), size=2), draw(rng, (3, 2)), wrt=(0, 3))
+
+
+def test_gradient_past_masked_rows(rng):
+    mask = np.array([[True, True], [False, False], [True, False]])
+    check_gradient(attention, *qkv(rng, (1, 3), (1, 2), size=2), mask, wrt=(0, 1, 2))
