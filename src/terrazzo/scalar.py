@@ -388,8 +388,8 @@ def cast(value: Scalar, dtype: DType | Any) -> Scalar:
     dtype = as_dtype(dtype)
     if value.dtype is dtype:
         return value
-    if isinstance(value, Const) and dtype.is_float and value.dtype.is_float:
-        return Const(dtype, float(np.asarray(value.value).astype(dtype.np)))
+    if isinstance(value, Const) and dtype.is_float and not value.dtype.is_complex:
+        return Const(dtype, float(np.asarray(value.value, value.dtype.np).astype(dtype.np)))
     return Call(dtype, "cast", (value,))
 
 

@@ -18,12 +18,14 @@ from terrazzo.graph.autodiff import (
     grad_graph,
     gradients,
     install_compiler,
+    stop_gradient,
     value_and_grad,
     vjp,
     vjp_graph,
 )
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, apply
+from terrazzo.graph.passes import canonicalize
 from terrazzo.graph.trace import trace
 from terrazzo.ops.elementwise import (
     astype,
@@ -43,6 +45,10 @@ X = np.array([0.3, -1.2, 2.0])
 
 def scalar(x: Any) -> Any:
     return OPERATORS["sum"](x)
+
+
+def names_of(graph: Graph) -> list[str]:
+    return [node.op.name for node in graph.nodes]
 
 
 # ---------------------------------------------------------------- functions
@@ -242,6 +248,11 @@ def test_comparisons_and_integers_stop_the_gradient() -> None:
                                np.where(X < 0, 1, 2 * X))
     np.testing.assert_array_equal(
         grad(lambda x: scalar(astype(astype(x, dtype="int32"), dtype="float64")))(X), np.zeros(3))
+
+
+def test_stop_gradient_makes_a_constant() -> None:
+    np.testing.assert_allclose(grad(lambda x: scalar(x * stop_gradient(x * x)))(X), X * X)
+    assert names_of(canonicalize(trace(stop_gradient, [TensorType((3,), float64)])[0])[0]) == []
 
 
 def test_operators_without_a_gradient_say_so() -> None:

@@ -12,12 +12,22 @@ import pytest
 import terrazzo.ops  # noqa: F401  (registers every operator)
 from terrazzo.dtypes import as_dtype
 from terrazzo.expr import evaluate as expr_evaluate
-from terrazzo.expr.ir import Program, placeholder
+from terrazzo.expr.ir import Program, Tensor, placeholder, reads
 from terrazzo.graph import evaluate as graph_evaluate
-from terrazzo.graph.ir import Operator, TensorType, operator_named
+from terrazzo.graph.ir import (
+    Graph,
+    Node,
+    Operator,
+    TensorType,
+    Value,
+    expand,
+    operator_named,
+)
 from terrazzo.graph.trace import trace
 from terrazzo.index import Var
-from terrazzo.shapes import Shape, dim
+from terrazzo.loop import interpret
+from terrazzo.loop.ir import Buffer, Function
+from terrazzo.shapes import Shape, dim, num_elements
 
 # A few units in the last place: a reference and its rival may round in another order.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -157,3 +167,94 @@ def check_gradient(function: Callable[..., Any], *arrays: np.ndarray, wrt: Seque
                 sides.append(float(np.sum(value(*moved) * weight)))
             expected[index] = (sides[0] - sides[1]) / (2 * step)
         close(got, expected, rtol=rtol)
+
+
+# ---------------------------------------------------------------- every primitive of a graph
+def check(function: Callable[..., Any], *arrays: Any, expected: Any = None, symbolic: bool = False,
+          rtol: float | None = None, **attrs: Any) -> Any:
+    """A function's graph gives what is expected, and each primitive in it agrees with its own
+    expression or loops. With `symbolic`, sizes over 1 are symbolic while it is traced."""
+    given = [np.asarray(a) for a in arrays]
+    shapes, dims = symbolic_shapes(given)
+    types = [type_of(a, s if symbolic else None) for a, s in zip(given, shapes, strict=True)]
+    graph, structure = trace(function, types, name="test", **attrs)
+    results = graph_evaluate.run(graph, given)
+    wanted = [] if expected is None else (
+        list(expected) if isinstance(expected, (tuple, list)) else [expected])
+    if expected is not None:
+        assert len(wanted) == len(results)
+    for value, result, want in zip(graph.outputs, results, wanted):
+        assert as_dtype(result.dtype) is value.dtype, "inference and result disagree"
+        assert graph_evaluate.concrete(value.shape, dims) == result.shape
+        close(result, want, rtol=rtol)
+    lowered = _run_lowered(graph, given, dims if symbolic else {})
+    for low, high in zip(lowered, results, strict=True):
+        close(low, high, rtol=rtol)
+    return results[0] if isinstance(structure, int) else tuple(results)
+
+
+def _run_lowered(graph: Graph, arrays: Sequence[np.ndarray], dims: dict[Var, int]
+                 ) -> list[np.ndarray]:
+    """Run a graph by the expressions and loops of its primitives instead of their references."""
+    memory: dict[Value, np.ndarray] = dict(zip(graph.inputs, arrays, strict=True))
+    for node in graph.nodes:
+        inputs = [memory[v] for v in node.inputs if v is not None]
+        if node.op.body is not None:
+            fresh = [None if v is None else Value(v.type) for v in node.inputs]
+            body = Graph(node.op.name, tuple(v for v in fresh if v is not None),
+                         expand(node.op, fresh, node.attrs))
+            results = _run_lowered(body, inputs, dims)
+        elif node.op.name == "constant" or (node.op.expr is None and node.op.loops is None):
+            results = graph_evaluate.run_node(node, inputs, dims)
+        elif node.op.expr is not None:
+            results = _run_expression(node, inputs, dims)
+        else:
+            results = _run_loops(node, inputs, dims)
+        for value, result in zip(node.outputs, results, strict=True):
+            assert result.shape == graph_evaluate.concrete(value.shape, dims)
+            memory[value] = result
+    return [memory[v] for v in graph.outputs]
+
+
+def _out(node: Node) -> Any:
+    return node.types if len(node.types) > 1 else node.types[0]
+
+
+def _run_expression(node: Node, inputs: Sequence[np.ndarray], dims: dict[Var, int]
+                    ) -> list[np.ndarray]:
+    assert node.op.expr is not None
+    tensors = [placeholder(v.shape, v.dtype, f"x{i}") for i, v in enumerate(node.inputs)
+               if v is not None]
+    answer = node.op.expr(*tensors, out=_out(node), **node.attrs)
+    outputs = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+    for tensor, type in zip(outputs, node.types, strict=True):
+        assert tensor.dtype is type.dtype and tensor.shape == type.shape
+    stages: dict[Tensor, None] = {}
+
+    def visit(tensor: Tensor) -> None:
+        if not tensor.is_input and tensor not in stages:
+            for source in reads(tensor):
+                visit(source)
+            stages.setdefault(tensor)
+
+    for tensor in outputs:
+        visit(tensor)
+    program = Program(node.op.name, tuple(tensors), tuple(stages), outputs)
+    return expr_evaluate.run(program, inputs, dims)
+
+
+def _run_loops(node: Node, inputs: Sequence[np.ndarray], dims: dict[Var, int]
+               ) -> list[np.ndarray]:
+    assert node.op.loops is not None
+    types = [v.type for v in node.inputs if v is not None]
+    build = node.op.loops(*types, out=_out(node), **node.attrs)
+    params = [Buffer(f"{'x' if i < len(types) else 'y'}{i}", t.dtype, num_elements(t.shape))
+              for i, t in enumerate([*types, *node.types])]
+    body = build(params[:len(types)], params[len(types):])
+    shapes = [graph_evaluate.concrete(t.shape, dims) for t in node.types]
+    outputs = [np.zeros(s, t.dtype.np) for s, t in zip(shapes, node.types)]
+    function = Function(node.op.name, tuple(params), tuple(dims), body)
+    assert str(function).startswith("kernel")
+    interpret.run(function, [np.ravel(a).copy() for a in inputs] + [y.reshape(-1) for y in outputs],
+                  dims)
+    return outputs

@@ -222,3 +222,11 @@ def test_weights_gradient_is_summed_wide(rng):
     got = evaluate(lambda a, w: autodiff.grad(
         lambda v: op("sum")(op("layer_norm")(a, v), dtype="float32"))(w), x, weight)
     close(got, [4096, -4096])
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_yardstick_is_in_float64(rng, name):
+    x = draw(rng, (3, 8), "float16")
+    wide = to_torch(x.astype(np.float64))
+    expected = torch.softmax(wide, 1) if name == "softmax" else functional.layer_norm(wide, (8,))
+    close(evaluate(op(name), x, wide=True), from_torch(expected))

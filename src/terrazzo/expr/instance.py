@@ -25,18 +25,22 @@ from terrazzo.index import (
     proves_le,
     substitute,
 )
-from terrazzo.loop.bounds import Interval, clip, interval_of
+from terrazzo.loop.bounds import Interval, clip, interval_of, length
 from terrazzo.scalar import Reduce, Scalar, call, rewrite, substitute_indices
 
 
 @dataclass(frozen=True)
 class Root:
-    """An axis of the stage here: its variable, its range, and a size that surely holds it."""
+    """An axis of the stage here: its variable, its range, and a size that surely holds it.
+
+    The loop over an axis counts from `lo`; where a region begins at a varying place, from 0.
+    """
 
     var: Var
     lo: Index
     hi: Index  # exclusive
     room: Index
+    from_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,14 +97,19 @@ class Instance:
         renamed: dict[Var, Var] = {}
         for axis, (lo, hi, room) in zip(stage.axes, region, strict=True):
             name = axis.var.name
-            var = loop_var(fresh(name), lo, hi, loops)
+            var = loop_var(self._root_name(name, isinstance(lo, IndexExpr)), lo, hi, loops)
             loops.add(var)
             renamed[axis.var] = var
-            self.roots[name] = Root(var, lo, hi, room)
+            self.roots[name] = Root(var, lo, hi, room, isinstance(lo, IndexExpr))
         self.body = self._instantiate(substitute_indices(stage.body, renamed))
         self._values: dict[str, Index] = {}
-        self._units: set[str] = set()
+        self._variables: dict[str, Var] = {}  # of the loops; those that run once have none
         self.passed: list[Guard] = []  # tested by what stands around the code being made
+
+    def _root_name(self, axis: str, from_zero: bool = False) -> str:
+        """A name for an axis' variable; the plain one only where that will be a loop's."""
+        inner = from_zero or axis in self._split or axis in self._fused
+        return self._fresh(f"{axis}.value" if inner else axis)
 
     def _instantiate(self, body: Scalar) -> Scalar:
         """Give the reductions that are loops their variables."""
@@ -118,7 +127,7 @@ class Instance:
                 if name not in self.roots:
                     ranges = {r.var: Interval(r.lo, r.hi - 1) for r in self.roots.values()}
                     room = interval_of(hi - lo, ranges).hi
-                    var = loop_var(self._fresh(name), lo, hi, self._loops)
+                    var = loop_var(self._root_name(name), lo, hi, self._loops)
                     self._loops.add(var)
                     self.roots[name] = Root(var, lo, hi, hi - lo if room is None else room)
                 renamed[axis.var] = self.roots[name].var
@@ -144,20 +153,21 @@ class Instance:
             both, inner = self.value(fuse.fused), self.room(fuse.inner)
             return start + (both // inner if axis == fuse.outer else both % inner)
         if proves_eq(self.extent(axis), 1):
-            self._units.add(axis)
             return start
-        if root is not None:
+        if root is not None and not root.from_zero:
+            self._variables[axis] = root.var
             return root.var
         # Bounded by its room, not by its ragged extent: a plain number where possible.
         var = loop_var(self._fresh(axis), 0, self.room(axis), self._loops)
         self._loops.add(var)
-        return var
+        self._variables[axis] = var
+        return start + var
 
     def extent(self, axis: str) -> Index:
         """How many values an axis has, in variables of the loops outside of it."""
         if axis in self.roots:
             root = self.roots[axis]
-            return self.resolve(root.hi) - self.resolve(root.lo)
+            return length(self.resolve(root.lo), self.resolve(root.hi))
         if axis in self._fusion:
             fuse = self._fusion[axis]
             return self.room(fuse.outer) * self.room(fuse.inner)
@@ -198,26 +208,28 @@ class Instance:
     # ------------------------------------------------------------ loops
     def leaf_range(self, leaf: str) -> tuple[Index, Index]:
         """The bounds of a loop, as tight as they get."""
-        if leaf in self.roots:
-            root = self.roots[leaf]
+        root = self.roots.get(leaf)
+        if root is not None and not root.from_zero:
             return self.resolve(root.lo), self.resolve(root.hi)
         return 0, self.extent(leaf)
 
-    def is_unit(self, leaf: str) -> bool:
-        """Whether a loop runs exactly once, so that no loop is needed."""
+    def variable(self, leaf: str) -> Var | None:
+        """The variable of a loop, or None where it runs exactly once and no loop is needed."""
         self.value(leaf)
-        return leaf in self._units
+        return self._variables.get(leaf)
 
     def loop_range(self, leaf: str, opened: Iterable[str]) -> tuple[Index, Index, Guard | None]:
         """The bounds of a loop inside the loops `opened`, and a guard where they are too wide."""
         lo, hi = self.leaf_range(leaf)
+        var = self.variable(leaf)
+        assert var is not None
         later = self._unopened(opened)
         if free_vars(lo).isdisjoint(later) and free_vars(hi).isdisjoint(later):
             return lo, hi, None
         low, high = interval_of(lo, later).lo, interval_of(hi, later).hi
         if low is None or high is None:
             low, high = 0, self.room(leaf)
-        guard = Guard(frozenset((leaf,)), self.value(leaf), None if lo == 0 else lo, hi)
+        guard = Guard(frozenset((leaf,)), var, None if lo == 0 else lo, hi)
         return low, high, guard
 
     def fusion_guards(self) -> list[Guard]:
@@ -236,16 +248,14 @@ class Instance:
         inside = set(opened)
         ranges: dict[Var, Interval] = {}
         for leaf in reversed(self.nest.order):
-            value = self.value(leaf)
-            if leaf in inside or self.is_unit(leaf):
+            var = self.variable(leaf)
+            if leaf in inside or var is None:
                 continue
-            assert isinstance(value, Var)
             if leaf in self.roots:
-                root = self.roots[leaf]
-                lo, hi = self.resolve(root.lo), self.resolve(root.hi)
-                ranges[value] = Interval(lo, hi - 1)
+                lo, hi = self.leaf_range(leaf)
+                ranges[var] = Interval(lo, hi - 1)
             else:
-                ranges[value] = Interval(0, self.room(leaf) - 1)
+                ranges[var] = Interval(0, self.room(leaf) - 1)
         return _closed(ranges)
 
     def root_ranges(self, opened: Iterable[str]) -> tuple[dict[Var, Interval], dict[Var, Interval]]:
@@ -253,7 +263,7 @@ class Instance:
         later = self._unopened(opened)
         exact: dict[Var, Interval] = {}
         whole: dict[Var, Interval] = {}
-        guarded = bool(self._fusion)
+        guarded = bool(self.fusion_guards())
         for name, root in self.roots.items():
             around = interval_of(self.value(name), later)
             limits = Interval(interval_of(self.resolve(root.lo), later).lo,

@@ -8,8 +8,7 @@ a loop of another is lowered there, for the region that the loops inside of it r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +27,7 @@ from terrazzo.expr.plan import (
 from terrazzo.expr.schedule import Schedule, Split
 from terrazzo.expr.tensorize import tensorize
 from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, proves_eq, proves_le, substitute
-from terrazzo.loop.bounds import Interval, clip, hull, interval_of
+from terrazzo.loop.bounds import Interval, clip, hull, interval_of, plus
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.scalar import (
     OPS,
@@ -211,8 +210,7 @@ class _Lowering:
             code += self._reduce_group(inst, group, targets, outside, inside, data)
             if targets.get(id(body), (None, 0))[0] is place.buffer:
                 return _allocs(buffers, code)
-            body = rewrite(body, lambda n, t=targets: Load(n.dtype, t[id(n)][0], (t[id(n)][1],))
-                           if id(n) in t else None)
+            body = _replace_reductions(body, targets)
 
         def finish() -> Stmt:
             return self._assign(inst, place.buffer, self._element(inst, place), body,
@@ -262,26 +260,24 @@ class _Lowering:
                       if g.leaves <= set(opened) and g not in inst.passed]
             inst.passed += guards
             stmt = nest.content()
-            for guard in guards:
-                inst.passed.remove(guard)
-                stmt = If(guard.test(), stmt)
+            for passed in guards:
+                inst.passed.remove(passed)
+                stmt = If(passed.test(), stmt)
             return stmt
         leaf, rest = leaves[0], leaves[1:]
         now = (*opened, leaf)
-        unit = inst.is_unit(leaf)
-        if not unit:
+        var = inst.variable(leaf)
+        if var is not None:
             lo, hi, guard = inst.loop_range(leaf, opened)
             if guard is not None:
                 nest.guards.append(guard)
         stmt = self._attached(inst, leaf, now, nest, lambda: self._loops(inst, rest, now, nest))
-        if not unit:
+        if var is not None:
             mark = inst.nest.marks.get(leaf)
-            var = inst.value(leaf)
-            assert isinstance(var, Var)
             stmt = For(var, lo, hi, stmt, *((mark.kind, mark.grain) if mark else ()))
         step = inst.stage.tensorize
         if step is not None and step.axis == leaf and nest.tensorized:
-            stmt = tensorize(stmt, step, self.plan.program.dims)
+            stmt = tensorize(stmt, step)
         return stmt
 
     def _attached(self, inst: Instance, leaf: str, opened: tuple[str, ...], nest: _Nest,
@@ -329,13 +325,15 @@ class _Lowering:
         inside = [s for s in self.live if s.attach is not None
                   and is_inside(self.plan, s, inst.stage.name, leaf)]
         exact, whole = inst.root_ranges(opened)
-        found: dict[Tensor, list[tuple[Interval, Interval]]] = {}
+        full = {r.var: Interval(r.lo, r.hi - 1) for r in inst.roots.values()}
+        ranges = Ranges(exact, whole, full)
+        found: Reads = {}
         for expr in reads:
-            _collect_reads(expr, exact, whole, found)
+            _collect_reads(expr, ranges, found)
         result: dict[Tensor, tuple[list[Index], list[Index], Region]] = {}
         for stage in reversed(inside):
             if self.plan.is_output(stage.tensor):
-                self._add_identity(inst, stage, exact, whole, found)
+                self._add_identity(inst, stage, ranges, found)
             if stage.tensor not in found:
                 continue
             base: list[Index] = []
@@ -343,26 +341,25 @@ class _Lowering:
             region: Region = []
             for size, (tight, loose) in zip(stage.tensor.shape, found[stage.tensor], strict=True):
                 start, room = _storage_range(size, loose)
-                lo, hi = clip(tight, Interval(0, size - 1))
+                lo, hi = tight
                 assert lo is not None and hi is not None
                 base.append(start)
                 sizes.append(room)
-                region.append((lo, hi + 1, room))
+                region.append((lo, plus(hi, 1), room))
             result[stage.tensor] = base, sizes, region
-            ranges = {a.var: Interval(lo, hi - 1) for a, (lo, hi, _) in zip(stage.axes, region)}
-            pieces = {a.var: Interval(b, b + n - 1) for a, b, n in zip(stage.axes, base, sizes)}
-            _collect_reads(stage.body, ranges, pieces, found)
+            _collect_reads(stage.body, Ranges(
+                {a.var: Interval(lo, hi - 1) for a, (lo, hi, _) in zip(stage.axes, region)},
+                {a.var: Interval(b, b + n - 1) for a, b, n in zip(stage.axes, base, sizes)},
+                {a.var: Interval(a.lo, a.hi - 1) for a in stage.axes}), found)
         return {s.tensor: result[s.tensor] for s in stages}
 
-    def _add_identity(self, inst: Instance, stage: Stage, exact: dict[Var, Interval],
-                      whole: dict[Var, Interval],
-                      found: dict[Tensor, list[tuple[Interval, Interval]]]) -> None:
+    def _add_identity(self, inst: Instance, stage: Stage, ranges: Ranges, found: Reads) -> None:
         assert stage.attach is not None
         if stage.attach[0] != inst.stage.name:
             return
         table = {a.var: inst.roots[a.var.name].var for a in inst.stage.axes}
         indices = [substitute(i, table) for i in identity_read(stage, inst.stage)]
-        _add_read(stage.tensor, indices, exact, whole, found)
+        _add_read(stage.tensor, indices, ranges, found)
 
     # ------------------------------------------------------------ stores
     def _assign(self, inst: Instance, buffer: Buffer, index: Index | Scalar, value: Scalar,
@@ -465,6 +462,17 @@ def _next_group(body: Scalar) -> list[Reduce]:
     return [r for r in ready if r.axes == ready[0].axes]
 
 
+def _replace_reductions(body: Scalar,
+                        targets: dict[int, tuple[Buffer, Index | Scalar]]) -> Scalar:
+    def visit(node: Scalar) -> Scalar | None:
+        if id(node) not in targets:
+            return None
+        buffer, at = targets[id(node)]
+        return buffer[at]
+
+    return rewrite(body, visit)
+
+
 def _outermost_reductions(value: Scalar) -> list[Reduce]:
     found: list[Reduce] = []
     seen: set[int] = set()
@@ -488,36 +496,55 @@ def _allocs(buffers: Sequence[Buffer], code: Sequence[Stmt]) -> Stmt:
     return stmt
 
 
-def _collect_reads(expr: Scalar, exact: dict[Var, Interval], whole: dict[Var, Interval],
-                   found: dict[Tensor, list[tuple[Interval, Interval]]]) -> None:
+@dataclass(frozen=True)
+class Ranges:
+    """Where axes lie at some loop: exactly, in whole pieces, and anywhere in the program."""
+
+    exact: dict[Var, Interval]
+    whole: dict[Var, Interval]
+    full: dict[Var, Interval]
+
+    def copy(self) -> Ranges:
+        return Ranges(dict(self.exact), dict(self.whole), dict(self.full))
+
+
+# For each tensor and dimension, what is read of it: exactly, and in whole pieces.
+Reads = dict[Tensor, list[tuple[Interval, Interval]]]
+
+
+def _collect_reads(expr: Scalar, ranges: Ranges, found: Reads) -> None:
     """Add the ranges of all loads of an expression to what was found so far."""
-    exact, whole = dict(exact), dict(whole)
+    ranges = ranges.copy()
     nodes = list(walk(expr))
     for node in reversed(nodes):
         if isinstance(node, Reduce):
             for axis in node.axes:
-                if axis.var not in exact:
-                    exact[axis.var] = _axis_range(axis, exact)
-                    whole[axis.var] = _axis_range(axis, whole)
+                if axis.var not in ranges.exact:
+                    for table in (ranges.exact, ranges.whole, ranges.full):
+                        table[axis.var] = _axis_range(axis, table)
     for node in nodes:
         if isinstance(node, Load) and isinstance(node.source, Tensor):
-            _add_read(node.source, node.indices, exact, whole, found)
+            _add_read(node.source, node.indices, ranges, found)
 
 
 def _axis_range(axis: Axis, ranges: dict[Var, Interval]) -> Interval:
     return Interval(interval_of(axis.lo, ranges).lo, interval_of(axis.hi - 1, ranges).hi)
 
 
-def _add_read(tensor: Tensor, indices: Sequence[Index | Scalar], exact: dict[Var, Interval],
-              whole: dict[Var, Interval],
-              found: dict[Tensor, list[tuple[Interval, Interval]]]) -> None:
+def _add_read(tensor: Tensor, indices: Sequence[Index | Scalar], ranges: Ranges,
+              found: Reads) -> None:
     places = []
     for size, index in zip(tensor.shape, indices, strict=True):
+        limits = Interval(0, size - 1)
         if isinstance(index, Scalar):  # a computed index may point anywhere
-            full = Interval(0, size - 1)
-            places.append((full, full))
-        else:
-            places.append((interval_of(index, exact), interval_of(index, whole)))
+            places.append((limits, limits))
+            continue
+        exact = interval_of(index, ranges.exact)
+        anywhere = interval_of(index, ranges.full)
+        if (anywhere.lo is None or anywhere.hi is None or not proves_le(0, anywhere.lo)
+                or not proves_le(anywhere.hi, size - 1)):
+            exact = clip(exact, limits)  # a guarded read past the edge needs nothing there
+        places.append((exact, interval_of(index, ranges.whole)))
     if tensor in found:
         places = [(hull(a, b), hull(c, d)) for (a, c), (b, d) in zip(found[tensor], places)]
     found[tensor] = places

@@ -21,6 +21,8 @@ from terrazzo.index import Var
 from terrazzo.scalar import Axis
 
 SCOPES = ("local",)
+# How a loop may run, and the primitive that says so.
+MARKS = {"vector": "vectorize", "parallel": "parallel", "unrolled": "unroll", "program": "bind"}
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ class Mark(Step):
     kind: str
     grain: int = 1
 
-    def arguments(self) -> str:
+    def __str__(self) -> str:
+        verb = MARKS.get(self.kind, self.kind)
         grain = f", grain {self.grain}" if self.grain != 1 else ""
-        return f"{self.axis}, {self.kind}{grain}"
+        return f"{self.stage}.{verb}({self.axis}{grain})"
 
 
 @dataclass(frozen=True)
@@ -297,8 +300,9 @@ class Schedule:
             if cls is None or set(row) != {f.name for f in fields(cls)}:
                 raise ScheduleError(f"no schedule step looks like {row}",
                                     hint=f"steps are {', '.join(STEPS)}")
-            steps.append(cls(**{k: tuple(v) if isinstance(v, list) else v
-                                for k, v in row.items()}))
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
+                                      for k, v in row.items()}
+            steps.append(cls(**values))
         return Schedule(tuple(steps))
 
 

@@ -28,6 +28,13 @@ from terrazzo.graph.ir import (
     tracing,
 )
 from terrazzo.index import proves_eq
+from terrazzo.ops.define import operator
+
+
+@operator(family="autodiff", grad=lambda node, g: [None])
+def stop_gradient(x: Any) -> Any:
+    """x, taken as a constant by gradients"""
+    return x
 
 
 # ---------------------------------------------------------------- the core, on values

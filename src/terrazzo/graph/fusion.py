@@ -11,7 +11,7 @@ Nothing here knows a chip: sizes at which sharing stops paying are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -193,13 +193,9 @@ class _Fuser:
             elif _grows(value, consumer) and cost(body) > BROADCAST_CHEAP:
                 return False
         if reduces:
-            return not self.needed_whole_by_row(value, consumers[0])
+            return True
         uses = len(consumers)
         return uses == 1 or cost(body) <= CHEAP
-
-    def needed_whole_by_row(self, value: Value, consumer: Node) -> bool:
-        """A reduction whose row is read again soon is better kept as a stage of its own."""
-        return False
 
     # ------------------------------------------------------------ clustering
     def add_stage(self, stage: Tensor, node: Node) -> None:
@@ -423,5 +419,3 @@ def _rebind(stages: Sequence[Tensor], table: dict[Tensor, Tensor]
         fresh.append(table[stage])
     return fresh, table
 
-
-Keep = Callable[[Node], bool]

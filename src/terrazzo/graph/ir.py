@@ -114,18 +114,33 @@ class Operator:
         return tensors, attrs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not tracing():
+            for arg in args:
+                if isinstance(arg, Value):
+                    break
+            else:
+                return HOOKS["call"](self, args, kwargs)
         tensors, attrs = self.bind(args, kwargs)
-        if tracing() or any(isinstance(t, Value) for t in tensors) or _symbolic(attrs):
-            return apply(self, tensors, attrs)
-        return run_eagerly(self, tensors, attrs)
+        return apply(self, tensors, attrs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """One level of this operator's compilation as text: `op.lower(x, "loop")`."""
+        return HOOKS["lower"](self, args, kwargs)
+
+    def verify(self, *args: Any, **kwargs: Any) -> Any:
+        """Check every level against the one above, and the gradient; raises VerifyError."""
+        return HOOKS["verify"](self, args, kwargs)
+
+    def bench(self, *args: Any, **kwargs: Any) -> Any:
+        """Time this operator beside numpy and torch, and against the machine's roofline."""
+        return HOOKS["bench"](self, args, kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """The executable for arguments like these, which can be saved."""
+        return HOOKS["compile"](self, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<operator {self.name}{self.signature}>"
-
-
-def _symbolic(attrs: Mapping[str, Any]) -> bool:
-    return any(isinstance(v, IndexExpr) or (isinstance(v, tuple) and any(
-        isinstance(x, IndexExpr) for x in v)) for v in attrs.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,19 +287,8 @@ class trace_scope:
         _state.depth -= 1
 
 
-_eager: Callable[[Operator, list[Any], dict[str, Any]], Any] | None = None
-
-
-def install_eager(function: Callable[[Operator, list[Any], dict[str, Any]], Any]) -> None:
-    """Tell operators how to run on arrays; the runtime does this, being above this room."""
-    global _eager
-    _eager = function
-
-
-def run_eagerly(op: Operator, tensors: list[Any], attrs: dict[str, Any]) -> Any:
-    """Run one operator on arrays through the compiler."""
-    assert _eager is not None, "terrazzo.api installs this at import"
-    return _eager(op, tensors, attrs)
+# What operators can do beyond tracing is installed from above this room (see terrazzo.api).
+HOOKS: dict[str, Callable[..., Any]] = {}
 
 
 def constant(value: Any, dtype: DType | None = None) -> Value:

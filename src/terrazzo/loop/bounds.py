@@ -32,8 +32,7 @@ class Interval(NamedTuple):
 
     @property
     def is_point(self) -> bool:
-        return self.lo is not None and self.lo is self.hi or (
-            isinstance(self.lo, int) and self.lo == self.hi)
+        return self.lo is not None and self.lo == self.hi
 
 
 UNKNOWN = Interval(None, None)
@@ -84,12 +83,12 @@ def upper_constant(index: Index) -> int | None:
 
 def _add(a: Interval, b: Interval) -> Interval:
     return Interval(
-        None if a.lo is None or b.lo is None else _plus(a.lo, b.lo),
-        None if a.hi is None or b.hi is None else _plus(a.hi, b.hi),
+        None if a.lo is None or b.lo is None else plus(a.lo, b.lo),
+        None if a.hi is None or b.hi is None else plus(a.hi, b.hi),
     )
 
 
-def _plus(a: Index, b: Index) -> Index:
+def plus(a: Index, b: Index) -> Index:
     """`a + b`, with constants moved into minima and maxima, where further clipping meets them."""
     if isinstance(a, int):
         a, b = b, a
@@ -97,6 +96,13 @@ def _plus(a: Index, b: Index) -> Index:
         combine = minimum if isinstance(a, Min) else maximum
         return reduce(combine, (arg + b for arg in a.args))
     return a + b
+
+
+def length(lo: Index, hi: Index) -> Index:
+    """`hi - lo`, as `min(16, n - o*16)` where hi is `min(o*16 + 16, n)` and lo is `o*16`."""
+    if isinstance(hi, Min):
+        return reduce(minimum, (arg - lo for arg in hi.args))
+    return hi - lo
 
 
 def _scale(a: Interval, factor: Index) -> Interval:

@@ -6,7 +6,7 @@ stored value to a load of the same place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -51,12 +51,16 @@ from terrazzo.scalar import Load, Scalar, call, loads
 from terrazzo.scalar import as_scalar as scalar_of
 from terrazzo.scalar import rewrite as rewrite_scalar
 
+# A bound that large is a loop anyway, and knowing it is not worth a second copy of the code.
+LARGEST_TILE = 128
 
-def simplify(function: Function) -> Function:
-    """Run all passes, in the order of PASSES."""
+
+def simplify(function: Function, skip: Container[str] = ()) -> Function:
+    """Run the passes in the order of PASSES, but for those named in `skip`."""
     body = function.body
-    for apply in PASSES.values():
-        body = apply(body)
+    for name, apply in PASSES.items():
+        if name not in skip:
+            body = apply(body)
     return replace(function, body=body)
 
 
@@ -206,7 +210,8 @@ def _apart(x: _Access, y: _Access, var: Var, around: dict[Var, Interval]) -> boo
     step = coefficient(x.index, var)
     if step is None or coefficient(y.index, var) != step:
         return False
-    spans = [interval_of(e.index - step * var, _closed(e.inner, around)) for e in (x, y)]
+    spans = [interval_of(index - step * var, _closed(inner, around))
+             for index, inner in ((x.index, x.inner), (y.index, y.inner))]
     for p, q in (spans, spans[::-1]):
         if p.hi is None or q.lo is None or not proves_lt(p.hi - q.lo, step):
             return False
@@ -258,13 +263,13 @@ def _conflict(a: Stmt, b: Stmt) -> bool:
 def partition_ragged(stmt: Stmt) -> Stmt:
     """Full pieces get constant bounds, and what is left over is code of its own.
 
-    A loop `o` around vector or unrolled loops up to `min(f, n - o*f)` is cut at `n // f`. A loop
-    whose iterations run concurrently stays one loop with a branch inside.
+    A loop `o` around vector or unrolled loops up to `min(f, n - o*f)` is cut at `n // f`. Where
+    iterations run concurrently, or the ragged ones do not come last, a branch inside decides.
     """
     if isinstance(stmt, For):
-        cut = _find_cut(stmt)
-        if cut is not None:
-            return _cut_loop(stmt, cut)
+        ragged = _find_ragged(stmt)
+        if ragged is not None:
+            return _cut_loop(stmt, ragged)
     if isinstance(stmt, (For, Alloc)):
         return replace(stmt, body=partition_ragged(stmt.body))
     if isinstance(stmt, Block):
@@ -275,52 +280,52 @@ def partition_ragged(stmt: Stmt) -> Stmt:
     return stmt
 
 
-def _cut_loop(loop: For, cut: _Cut) -> Stmt:
-    body = partition_ragged(_tightened(_replace_bounds(loop.body, cut.full), {}))
-    last = {loop.var: cut.at} if proves_eq(loop.hi - cut.at, 1) else {}
-    rest = partition_ragged(_tightened(_replace_bounds(loop.body, cut.ragged), last))
-    if loop.kind in ("parallel", "program"):
-        inside = call("lt", scalar_of(loop.var), scalar_of(cut.at))
-        return replace(loop, body=If(inside, body, rest))
-    main = replace(loop, hi=cut.at, body=body)
-    return block(main, rest if last else replace(loop, lo=cut.at, body=rest))
-
-
 @dataclass
-class _Cut:
-    """Where a loop's ragged iterations begin; its ragged bounds before that and from there on."""
+class _Ragged:
+    """Bounds `min(size, left)` inside a loop, and what they are in full and in other pieces."""
 
-    at: Index
+    size: int
+    left: Index
     full: dict[Min, Index]
-    ragged: dict[Min, Index]
+    rest: dict[Min, Index]
 
 
-def _find_cut(loop: For) -> _Cut | None:
+def _find_ragged(loop: For) -> _Ragged | None:
     inner = {s.var for s in walk(loop.body) if isinstance(s, For)}
-    cut: _Cut | None = None
+    found: _Ragged | None = None
     for stmt in walk(loop.body):
         if not isinstance(stmt, For) or stmt.kind not in ("vector", "unrolled"):
             continue
         for node in _minima(stmt.hi):
             size = next((arg for arg in node.args if isinstance(arg, int)), None)
-            left = next((arg for arg in node.args if _shrinks(arg, loop.var, inner)), None)
-            if size is None or left is None:
+            left = next((arg for arg in node.args if loop.var in free_vars(arg)
+                         and free_vars(arg).isdisjoint(inner)), None)
+            if size is None or left is None or size > LARGEST_TILE:
                 continue
-            step = coefficient(left, loop.var)
-            assert isinstance(step, int)
-            at = (left - step * loop.var - size - step) // -step
-            at = minimum(maximum(at, loop.lo), loop.hi)
-            if cut is None:
-                cut = _Cut(at, {}, {})
-            if cut.at == at:
-                cut.full[node] = _least(arg for arg in node.args if arg is not left)
-                cut.ragged[node] = _least(arg for arg in node.args if not isinstance(arg, int))
-    return None if cut is None or cut.at == loop.lo else cut
+            if found is None:
+                found = _Ragged(size, left, {}, {})
+            if found.size == size and found.left is left:
+                found.full[node] = _least(arg for arg in node.args if arg is not left)
+                found.rest[node] = _least(arg for arg in node.args if not isinstance(arg, int))
+    return found
 
 
-def _shrinks(arg: Index, var: Var, inner: set[Var]) -> bool:
-    step = coefficient(arg, var)
-    return isinstance(step, int) and step < 0 and free_vars(arg).isdisjoint(inner)
+def _cut_loop(loop: For, ragged: _Ragged) -> Stmt:
+    step = coefficient(ragged.left, loop.var)
+    at: Index | None = None
+    last: dict[Var, Index] = {}
+    if isinstance(step, int) and step < 0:  # the full pieces come first
+        at = (ragged.left - step * loop.var - ragged.size - step) // -step
+        at = minimum(maximum(at, loop.lo), loop.hi)
+        if proves_eq(loop.hi - at, 1):
+            last = {loop.var: at}
+    body = partition_ragged(_tightened(_replace_bounds(loop.body, ragged.full), {}))
+    rest = partition_ragged(_tightened(_replace_bounds(loop.body, ragged.rest), last))
+    if at is None or loop.kind in ("parallel", "program"):
+        is_full = call("ge", scalar_of(ragged.left), scalar_of(ragged.size))
+        return replace(loop, body=If(is_full, body, rest))
+    main = replace(loop, hi=at, body=body)
+    return block(main, rest if last else replace(loop, lo=at, body=rest))
 
 
 def _least(args: Iterable[Index]) -> Index:

@@ -2,11 +2,13 @@
 
 from terrazzo.ops import (
     activation,
+    arrange,
     attention,
     contract,
     control,
     creation,
     elementwise,
+    getitem,
     indexing,
     loss,
     norm,
@@ -22,11 +24,13 @@ install()
 
 __all__ = [
     "activation",
+    "arrange",
     "attention",
     "contract",
     "control",
     "creation",
     "elementwise",
+    "getitem",
     "indexing",
     "loss",
     "norm",
@@ -36,3 +40,9 @@ __all__ = [
     "shape",
     "sorting",
 ]
+
+# Functions of the public API that are more than one operator.
+PUBLIC = {
+    "einsum": contract.einsum,
+    **{name: getattr(control, name) for name in ("cond", "while_loop", "scan")},
+}

@@ -226,8 +226,8 @@ def mish(x: Any) -> Any:
 def gelu(x: Any, *, approximate: str = "none") -> Any:
     """x times the probability that a normal number is below x; "tanh" is the usual approximation"""
     if approximate == "none":
-        # 1 + erf(z) cancels in the negative tail, erfc(-z) does not.
-        return 0.5 * x * erfc(-math.sqrt(0.5) * x)
+        # As every framework computes it: the negative tail is accurate absolutely, not relatively.
+        return 0.5 * x * (1 + erf(math.sqrt(0.5) * x))
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
         return x * sigmoid(2 * inner)  # (1 + tanh(u)) / 2 without cancelling

@@ -12,10 +12,11 @@ from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, us
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, proves_eq
+from terrazzo.ops.arrange import diagonal
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import multiply, not_equal
 from terrazzo.ops.reduce import in_shape, in_type, sum_
-from terrazzo.ops.shape import diagonal, permute_dims
+from terrazzo.ops.shape import permute_dims
 from terrazzo.scalar import Scalar
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import reduce as reduce_scalar

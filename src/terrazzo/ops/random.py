@@ -15,7 +15,7 @@ import numpy as np
 from terrazzo.dtypes import DType, as_dtype, float32, float64, int64, uint32, uint64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute
-from terrazzo.graph.ir import TensorType, Value, operator_named
+from terrazzo.graph.ir import TensorType, operator_named
 from terrazzo.index import Index, ceildiv
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
@@ -85,7 +85,7 @@ def _bits_type(key: TensorType, *, shape: Any, stream: int) -> TensorType:
     return TensorType(sizes, uint32)
 
 
-def _bits_numpy(key: np.ndarray, *, shape: Any, stream: int, out: TensorType) -> np.ndarray:
+def _bits_numpy(key: np.ndarray, *, shape: Any, stream: int, out: Any) -> np.ndarray:
     seed = int(key) & (2**64 - 1)
     count = math.prod(out.shape)
     block = np.arange(-(-count // 4), dtype=np.uint64)
@@ -122,7 +122,7 @@ def random_key(*, seed: Any) -> Any:
     return full(shape=(), value=int(seed) & (2**64 - 1), dtype="uint64")
 
 
-def _wide_bits(key: Any, shape: Any, stream: int = _ELEMENTS) -> Value:
+def _wide_bits(key: Any, shape: Any, stream: int = _ELEMENTS) -> Any:
     """64 random bits an element, of two neighbouring words."""
     sizes = as_shape(shape)
     words = astype(random_bits(key, shape=(*sizes, 2), stream=stream), dtype="uint64")
@@ -148,7 +148,7 @@ def fold_in(key: Any, data: Any) -> Any:
 _UNIT_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
 
-def _unit(key: Any, shape: Any, dtype: DType) -> Value:
+def _unit(key: Any, shape: Any, dtype: DType) -> Any:
     """Uniform in [0, 1), in the type that arithmetic of `dtype` happens in."""
     if dtype.name not in _UNIT_BITS:
         raise DTypeError(f"random numbers of type {dtype.name} are not supported",

@@ -14,11 +14,12 @@ from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, ceildiv, minimum, proves_eq
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, Stmt, Store, block
+from terrazzo.ops.arrange import flip
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import astype, equal, where
 from terrazzo.ops.indexing import scatter
-from terrazzo.ops.shape import concat, flip, reshape, span
+from terrazzo.ops.shape import concat, reshape, span
 from terrazzo.scalar import REDUCTIONS, Const, Scalar, call
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.shapes import Shape, dims_text, normalize_axis, num_elements
@@ -181,7 +182,7 @@ def _recurrence_grad(node: Node, g: Value) -> list[Value | None]:
     assert a is not None
     axis, reverse = normalize_axis(node.attrs["axis"], a.ndim), node.attrs["reverse"]
 
-    def against(v: Value) -> Value:
+    def against(v: Value) -> Any:
         return flip(v, axis=axis) if reverse else v
 
     later = _shifted(against(a), axis, 0.0)

@@ -55,6 +55,19 @@ def test_it_is_a_fixpoint() -> None:
     assert first and second == [] and str(once) == str(twice)
 
 
+def test_graphs_inside_nodes_are_canonical_too() -> None:
+    def walk(x: Value) -> Value:
+        return op.scan(lambda h, row: (op.softmax(h * 1 + row), h), x[0], x)[0]
+
+    graph, _ = trace(walk, [X])
+    after, log = canonicalize(graph)
+    (body,) = [v for n in after.nodes for v in n.attrs.values() if isinstance(v, Graph)]
+    assert not any(n.op.is_composite for n in body.nodes)
+    assert "multiply by one" in {a.rule for a in log}
+    x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    np.testing.assert_array_equal(run(graph, [x])[0], run(after, [x])[0])
+
+
 def test_a_thousand_nodes_take_less_than_a_second() -> None:
     def long(x: Value) -> Value:
         for _ in range(60):

@@ -8,17 +8,32 @@ from dataclasses import dataclass, field
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.builder import Module
+from terrazzo.codegen.llvm.builder import Builder, Module
 from terrazzo.codegen.llvm.loops import LoopEmitter
 from terrazzo.loop.ir import Function
 
 
 def llvm_text(functions: Sequence[Function], chip: ChipSpec) -> str:
     """The LLVM IR of some kernels as one module."""
-    module = Module()
+    module = Module(chip.features)
     for function in functions:
-        LoopEmitter(module, chip, function.name).function(function)
+        write_function(module, chip, function)
+        write_entry(module, function)
     return module.text()
+
+
+def write_function(module: Module, chip: ChipSpec, function: Function) -> None:
+    """Write `void name.main(pointers..., sizes..., i64 threads)`."""
+    LoopEmitter(module, chip, function.name).function(function)
+
+
+def write_entry(module: Module, function: Function) -> None:
+    """Write `void name(ptr args, i64 threads)`; args holds the pointers, then the sizes."""
+    b = Builder(module, function.name, [("ptr", "args"), ("i64", "threads")])
+    types = ["ptr"] * len(function.params) + ["i64"] * len(function.dims)
+    loaded = [b.load(ty, b.gep("i64", b.params[0], i), 8) for i, ty in enumerate(types)]
+    b.call("void", f"{function.name}.main", [*loaded, b.params[1]])
+    b.ret()
 
 
 @dataclass

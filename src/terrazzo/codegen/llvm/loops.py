@@ -100,15 +100,10 @@ class LoopEmitter:
 
     # ------------------------------------------------------------ functions
     def function(self, function: Function) -> None:
-        """Write `void name(ptr args, i64 threads)`; args holds the pointers, then the sizes."""
+        """Write `void name.main(pointers..., sizes..., i64 threads)`."""
         inner = f"{function.name}.main"
-        wrapper = Builder(self.module, function.name, [("ptr", "args"), ("i64", "threads")])
         slots = [(b.name, "ptr") for b in function.params] + [(d.name, "i64")
                                                               for d in function.dims]
-        loaded = [wrapper.load(ty, wrapper.gep("i64", wrapper.params[0], i), 8)
-                  for i, (_, ty) in enumerate(slots)]
-        wrapper.call("void", inner, [*loaded, wrapper.params[1]])
-        wrapper.ret()
         params = [("ptr noalias" if ty == "ptr" else ty, f"p{i}") for i, (_, ty) in
                   enumerate(slots)]
         self.b = Builder(self.module, inner, [*params, ("i64", "threads")], linkage="internal",

@@ -1,11 +1,442 @@
 """Templates for tile intrinsics: hand-shaped code where plain loops would leave speed behind.
 
 A template gets the emitter, the tile and the scope, and answers whether it wrote code; when it
-declines, the intrinsic's meaning is written as loops.
+declines, the intrinsic's meaning is written as loops. Each shape of a tile becomes one internal
+function, however often the kernel uses it: that keeps machine code and compile time small, and a
+call costs little against the loop over k inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-TEMPLATES: dict[str, Callable[..., bool]] = {}
+from terrazzo.codegen.llvm.builder import Builder, Module, Val, const, iota, vec
+from terrazzo.codegen.llvm.convert import to_f32
+from terrazzo.codegen.llvm.scalars import memory_type
+
+if TYPE_CHECKING:
+    from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
+    from terrazzo.loop.ir import Tile
+
+_FLOATS = {"float": 4, "double": 8, "half": 2, "bfloat": 2}
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of a tile: those known now are part of the function, the others its arguments."""
+
+    known: tuple[int | None, ...]
+    values: tuple[Val, ...]
+
+    @staticmethod
+    def of(emitter: LoopEmitter, tile: Tile, scope: Scope, fixed: Sequence[bool]) -> _Sizes:
+        values = tuple(emitter.index(s, scope) for s in tile.sizes)
+        known = tuple(v.literal if may else None for v, may in zip(values, fixed, strict=False))
+        return _Sizes(known, values)
+
+    @property
+    def name(self) -> str:
+        return "_".join("x" if n is None else str(n) for n in self.known)
+
+    def arguments(self) -> list[Val]:
+        return [v for v, n in zip(self.values, self.known, strict=True) if n is None]
+
+    def inside(self, params: Sequence[Val]) -> list[Val]:
+        """The sizes as the function sees them."""
+        rest = iter(params)
+        return [next(rest) if n is None else const("i64", n) for n in self.known]
+
+
+def _elements(tile: Tile) -> list[str] | None:
+    """LLVM's types of the places, or None if they are not floats that widen to the first."""
+    elems = [memory_type(buffer.dtype) for buffer, _ in tile.places]
+    if elems[0] == "float" and all(e in _FLOATS and e != "double" for e in elems):
+        return elems
+    return elems if all(e == "double" for e in elems) else None
+
+
+def _write_once(module: Module, name: str, params: Sequence[str],
+                body: Callable[[Builder, list[Val]], None]) -> None:
+    if module.defines(name):
+        return
+    formals = [(ty, f"p{i}") for i, ty in enumerate(params)]
+    b = Builder(module, name, formals, linkage="internal", attrs="nounwind noinline")
+    body(b, list(b.params))
+    b.ret()
+
+
+def _pointers(emitter: LoopEmitter, tile: Tile, scope: Scope) -> list[Val]:
+    return [emitter.address(buffer, at, scope) for buffer, at in tile.places]
+
+
+def _width(lanes: int, columns: int) -> int:
+    """The vector for a number of columns: no wider than the chip's, no wider than needed."""
+    width = 1
+    while width < min(lanes, columns):
+        width *= 2
+    return width
+
+
+def _mask(b: Builder, width: int, live: Val) -> Val:
+    """The lanes below `live`; a negative number means none."""
+    if width == 1:
+        return b.icmp("slt", const("i64", 0), live)
+    # 32-bit comparisons fill one register where 64-bit ones would fill two.
+    low = b.cast("trunc", b.smax(b.smin(live, width), 0), "i32")
+    return b.icmp("slt", iota(vec("i32", width)), b.splat(low, width))
+
+
+def _widen(b: Builder, value: Val, elem: str) -> Val:
+    return value if value.elem == elem else to_f32(b, value)
+
+
+# ---------------------------------------------------------------- outer products
+def _fma_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
+    """Rows of accumulators in registers; one row of B and one column of A for each step of k."""
+    elems = _elements(tile)
+    if elems is None:
+        return False
+    mr, nr = int(tile.constants["mr"]), int(tile.constants["nr"])
+    accumulate = bool(tile.constants["accumulate"])
+    chip = emitter.chip
+    width = _width(chip.lanes(8 * _FLOATS[elems[0]]), nr)
+    vectors = -(-nr // width)
+    if vectors > chip.vector_registers - 2:
+        return False
+    rows = max(1, (chip.vector_registers - vectors - 1) // vectors)
+    sizes = _Sizes.of(emitter, tile, scope, (False, True, True, True, True, False))
+    pointers = _pointers(emitter, tile, scope)
+    b = emitter.b
+    _, lda, _, _, ldc, *_ = sizes.values
+    for first in range(0, mr, rows):
+        shape = _Fma(min(rows, mr - first), nr, width, tuple(elems), accumulate, sizes)
+        name = (f"fma_{shape.mr}x{nr}_{'_'.join(elems)}_{'add' if accumulate else 'set'}"
+                f"_{sizes.name}")
+        arguments = sizes.arguments()
+        _write_once(emitter.module, name, ["ptr"] * 3 + ["i64"] * len(arguments), shape.write)
+        c = b.gep(elems[0], pointers[0], b.mul(ldc, first))
+        a = b.gep(elems[1], pointers[1], b.mul(lda, first))
+        b.call("void", name, [c, a, pointers[2], *arguments])
+    return True
+
+
+@dataclass(frozen=True)
+class _Fma:
+    mr: int
+    nr: int
+    width: int
+    elems: tuple[str, ...]
+    accumulate: bool
+    sizes: _Sizes
+
+    def write(self, b: Builder, params: list[Val]) -> None:
+        c, a, right = params[:3]
+        k, lda, a_step, ldb, ldc, *live = self.sizes.inside(params[3:])
+        masks = self.masks(b, live[0] if live else None)
+        c_rows = [b.gep(self.elems[0], c, b.mul(ldc, r)) for r in range(self.mr)]
+        for row in c_rows:
+            # Rows of C are far apart: asked for now, they arrive while the sums are made.
+            for at in range(0, self.nr, 64 // _FLOATS[self.elems[0]]):
+                b.prefetch(b.gep(self.elems[0], row, at), write=True)
+        a_rows = [b.mul(lda, r) for r in range(self.mr)]
+        zero = const(vec(self.elems[0], self.width), 0.0)
+        start = [zero] * (self.mr * len(masks))
+
+        def step(_: Val, state: list[Val]) -> list[Val]:
+            pa, pb, *sums = state
+            row = [self.load_b(b, b.gep(self.elems[2], pb, v * self.width), masks[v])
+                   for v in range(len(masks))]
+            for r in range(self.mr):
+                item = b.load(self.elems[1], b.gep(self.elems[1], pa, a_rows[r]),
+                              _FLOATS[self.elems[1]])
+                spread = b.splat(_widen(b, item, self.elems[0]), self.width)
+                for v, value in enumerate(row):
+                    at = r * len(masks) + v
+                    sums[at] = b.fma(spread, value, sums[at])
+            return [b.gep(self.elems[1], pa, a_step), b.gep(self.elems[2], pb, ldb), *sums]
+
+        _, _, *sums = b.loop(0, k, 1, step, [a, right, *start])
+        for r, row in enumerate(c_rows):
+            for v, mask in enumerate(masks):
+                self.store_c(b, sums[r * len(masks) + v],
+                             b.gep(self.elems[0], row, v * self.width), mask)
+
+    def masks(self, b: Builder, live: Val | None) -> list[Val | None]:
+        """One mask a vector of columns; None where all its lanes are there."""
+        starts = range(0, self.nr, self.width)
+        if live is None:
+            return [None if at + self.width <= self.nr else
+                    _mask(b, self.width, const("i64", self.nr - at)) for at in starts]
+        return [_mask(b, self.width, b.sub(live, at)) for at in starts]
+
+    def load_b(self, b: Builder, pointer: Val, mask: Val | None) -> Val:
+        elem = self.elems[2]
+        return _widen(b, _load(b, vec(elem, self.width), pointer, mask, _FLOATS[elem]),
+                      self.elems[0])
+
+    def store_c(self, b: Builder, value: Val, pointer: Val, mask: Val | None) -> None:
+        align = _FLOATS[self.elems[0]]
+        if self.accumulate:
+            value = b.fadd(_load(b, value.ty, pointer, mask, align), value)
+        _store(b, value, pointer, mask, align)
+
+
+def _load(b: Builder, ty: str, pointer: Val, mask: Val | None, align: int) -> Val:
+    if mask is None:
+        return b.load(ty, pointer, align)
+    if mask.lanes == 1:
+        return b.if_values(mask, lambda: [b.load(ty, pointer, align)], lambda: [const(ty, 0)])[0]
+    return b.masked_load(ty, pointer, mask, 0, align)
+
+
+def _store(b: Builder, value: Val, pointer: Val, mask: Val | None, align: int) -> None:
+    if mask is None:
+        b.store(value, pointer, align)
+    elif mask.lanes == 1:
+        b.if_(mask, lambda: b.store(value, pointer, align))
+    else:
+        b.masked_store(value, pointer, mask, align)
+
+
+# ---------------------------------------------------------------- inner products
+def _dot_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
+    """A vector of partial sums for each element of C, added up across the lanes at the end."""
+    elems = _elements(tile)
+    mr, nr = int(tile.constants["mr"]), int(tile.constants["nr"])
+    if elems is None:
+        return False
+    width = emitter.chip.lanes(8 * _FLOATS[elems[0]])
+    if nr & (nr - 1) or nr > width or mr * nr + nr + 1 > emitter.chip.vector_registers:
+        return False
+    accumulate = bool(tile.constants["accumulate"])
+    sizes = _Sizes.of(emitter, tile, scope, (False, False, False, False, False))
+    name = f"dot_{mr}x{nr}_{'_'.join(elems)}_{'add' if accumulate else 'set'}_{sizes.name}"
+    arguments = sizes.arguments()
+    shape = _Dot(mr, nr, width, tuple(elems), accumulate, sizes)
+    _write_once(emitter.module, name, ["ptr"] * 3 + ["i64"] * len(arguments), shape.write)
+    emitter.b.call("void", name, [*_pointers(emitter, tile, scope), *arguments])
+    return True
+
+
+@dataclass(frozen=True)
+class _Dot:
+    mr: int
+    nr: int
+    width: int
+    elems: tuple[str, ...]
+    accumulate: bool
+    sizes: _Sizes
+
+    def write(self, b: Builder, params: list[Val]) -> None:
+        c, a, right = params[:3]
+        k, lda, ldb, ldc, *live = self.sizes.inside(params[3:])
+        a_rows = [b.gep(self.elems[1], a, b.mul(lda, r)) for r in range(self.mr)]
+        # A column that is not there reads the last one that is: nobody looks at its sum.
+        last = b.sub(live[0], 1) if live else const("i64", self.nr - 1)
+        columns = [b.smin(const("i64", j), last) for j in range(self.nr)]
+        b_rows = [b.gep(self.elems[2], right, b.mul(ldb, j)) for j in columns]
+        zero = const(vec(self.elems[0], self.width), 0.0)
+
+        def step(mask: Val | None) -> Callable[[Val, list[Val]], list[Val]]:
+            def body(at: Val, sums: list[Val]) -> list[Val]:
+                row = [self.load(b, 2, p, at, mask) for p in b_rows]
+                for r in range(self.mr):
+                    item = self.load(b, 1, a_rows[r], at, mask)
+                    for j in range(self.nr):
+                        sums[r * self.nr + j] = b.fma(item, row[j], sums[r * self.nr + j])
+                return sums
+            return body
+
+        whole = b.and_(k, -self.width)
+        sums = b.loop(0, whole, self.width, step(None), [zero] * (self.mr * self.nr))
+        sums = b.loop(whole, k, self.width, step(_mask(b, self.width, b.sub(k, whole))), sums)
+        totals = _add_lanes(b, sums)
+        mask = _mask(b, self.nr, live[0]) if live else None
+        for r in range(self.mr):
+            first = r * self.nr
+            value = _slice(b, totals[first // self.width], first % self.width, self.nr)
+            self.store(b, value, b.gep(self.elems[0], c, b.mul(ldc, r)), mask)
+
+    def load(self, b: Builder, which: int, base: Val, at: Val, mask: Val | None) -> Val:
+        elem = self.elems[which]
+        pointer = b.gep(elem, base, at)
+        return _widen(b, _load(b, vec(elem, self.width), pointer, mask, _FLOATS[elem]),
+                      self.elems[0])
+
+    def store(self, b: Builder, value: Val, pointer: Val, mask: Val | None) -> None:
+        align = _FLOATS[self.elems[0]]
+        if self.accumulate:
+            value = b.fadd(_load(b, value.ty, pointer, mask, align), value)
+        _store(b, value, pointer, mask, align)
+
+
+def _slice(b: Builder, value: Val, first: int, count: int) -> Val:
+    if count == value.lanes:
+        return value
+    return b.shuffle(value, None, list(range(first, first + count)))
+
+
+def _add_lanes(b: Builder, sums: Sequence[Val]) -> list[Val]:
+    """Vectors whose lanes are, in order, the sums over the lanes of the given vectors.
+
+    Two vectors at a time, halves of groups of lanes are brought together and added: three
+    instructions for each given vector, where adding up each by itself would take ten.
+    """
+    width = sums[0].lanes
+    zero = const(sums[0].ty, 0.0)
+    results = []
+    for first in range(0, len(sums), width):
+        values = list(sums[first:first + width])
+        owners = [[at] * width for at in range(len(values))]
+        count = 1
+        while count < len(values):
+            count *= 2
+        values += [zero] * (count - len(values))
+        owners += [[-1] * width] * (count - len(owners))
+        group = width
+        while group > 1:
+            half = group // 2
+            paired = len(values) > 1
+            fresh, fresh_owners = [], []
+            for at in range(0, len(values), 2 if paired else 1):
+                x = values[at]
+                y = values[at + 1] if paired else x
+                both = owners[at] + (owners[at + 1] if paired else owners[at])
+                low = _halves(width, group, 0)
+                high = [lane + half for lane in low]
+                fresh.append(b.fadd(b.shuffle(x, y, low), b.shuffle(x, y, high)))
+                fresh_owners.append([both[lane] for lane in low])
+            values, owners, group = fresh, fresh_owners, half
+        order = [owners[0].index(at) if at in owners[0] else -1 for at in range(width)]
+        results.append(b.shuffle(values[0], None, order))
+    return results
+
+
+def _halves(width: int, group: int, first: int) -> list[int]:
+    """First halves of every group of two vectors, vectors alternating below 128 bits."""
+    half = group // 2
+    lanes = []
+    starts = range(first, width, group)
+    if group > 4:  # whole pieces of 128 bits: all of the first vector, then all of the second
+        order = [(v, s) for v in (0, 1) for s in starts]
+    else:  # within pieces of 128 bits, where shuffles are cheap
+        piece = 4
+        order = [(v, s) for p in range(0, width, piece) for v in (0, 1)
+                 for s in range(p + first, min(p + piece, width), group)]
+    for v, s in order:
+        lanes += [v * width + s + i for i in range(half)]
+    return lanes
+
+
+# ---------------------------------------------------------------- transposition
+def _transpose_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
+    """Square blocks, transposed in registers by rounds of two-vector shuffles."""
+    elems = _elements(tile)
+    if elems is None:
+        return False
+    nr = int(tile.constants["nr"])
+    width = emitter.chip.lanes(8 * _FLOATS[elems[0]])
+    if nr % width or width == 1:
+        return False
+    sizes = _Sizes.of(emitter, tile, scope, (False, True, False, False))
+    b = emitter.b
+    d, s = _pointers(emitter, tile, scope)
+    k, _, lds, columns = sizes.values
+    shape = _Transpose(width, elems[0], elems[1], sizes.known[1])
+    name = f"transpose_{width}_{elems[0]}_{elems[1]}_{sizes.name}"
+    extra = [] if sizes.known[1] is not None else [sizes.values[1]]
+    _write_once(emitter.module, name, ["ptr"] * 2 + ["i64"] * (3 + len(extra)), shape.write)
+    for first in range(0, nr, width):
+        source = b.gep(elems[1], s, b.mul(lds, first), inbounds=False)
+        target = b.gep(elems[0], d, first)
+        b.call("void", name, [target, source, k, lds, b.sub(columns, first), *extra])
+    return True
+
+
+@dataclass(frozen=True)
+class _Transpose:
+    width: int
+    target: str
+    source: str
+    ldd: int | None
+
+    def write(self, b: Builder, params: list[Val]) -> None:
+        d, s, k, lds, rows, *extra = params
+        ldd = extra[0] if self.ldd is None else const("i64", self.ldd)
+        width = self.width
+        offsets = [b.mul(lds, r) for r in range(width)]
+        whole = b.and_(k, -width)
+        full = b.icmp("sge", rows, width)
+
+        def store(base: Val, p: Val, columns: list[Val]) -> None:
+            for r, column in enumerate(columns):
+                at = b.mul(b.add(p, r), ldd)
+                b.store(column, b.gep(self.target, base, at), _FLOATS[self.target])
+
+        def load(p: Val, lanes: Val | None) -> list[Val]:
+            pointer = b.gep(self.source, s, p, inbounds=False)
+            values = []
+            for r in range(width):
+                at = b.gep(self.source, pointer, offsets[r], inbounds=False)
+                mask = None
+                if lanes is not None:
+                    present = b.icmp("slt", const("i64", r), rows)
+                    mask = b.and_(lanes, b.splat(present, width))
+                raw = _load(b, vec(self.source, width), at, mask, _FLOATS[self.source])
+                values.append(_widen(b, raw, self.target))
+            return values
+
+        def fast() -> None:
+            b.loop(0, whole, width, lambda p, _: store(d, p, _transposed(b, load(p, None))))
+
+        def slow() -> None:
+            every = const(vec("i1", width), True)
+            b.loop(0, whole, width, lambda p, _: store(d, p, _transposed(b, load(p, every))))
+
+        b.if_(full, fast, slow)
+
+        def tail(p: Val, _: list[Val]) -> None:
+            # Rows past k belong to somebody else: the block is made aside and copied row by row.
+            aside = b.alloca(f"[{width * width} x {self.target}]")
+            columns = _transposed(b, load(p, _mask(b, width, b.sub(k, p))))
+            for r, column in enumerate(columns):
+                b.store(column, b.gep(self.target, aside, r * width), _FLOATS[self.target])
+
+            def copy(q: Val, _: list[Val]) -> None:
+                ty = vec(self.target, width)
+                row = b.load(ty, b.gep(self.target, aside, b.mul(b.sub(q, p), width)),
+                             _FLOATS[self.target])
+                b.store(row, b.gep(self.target, d, b.mul(q, ldd)), _FLOATS[self.target])
+
+            b.loop(p, k, 1, copy)
+
+        b.loop(whole, k, width, tail)
+
+
+def _transposed(b: Builder, rows: list[Val]) -> list[Val]:
+    """The transpose of a square block held as rows: each round swaps halves of twice the size."""
+    width = len(rows)
+    half = 1
+    while half < width:
+        # Lane l of row r trades places with its mirror image across the diagonal of its block.
+        fresh: list[Val] = list(rows)
+        for r in range(width):
+            if r & half:
+                continue
+            x, y = rows[r], rows[r + half]
+            low = [lane if not lane & half else width + lane - half for lane in range(width)]
+            high = [lane + half if not lane & half else width + lane for lane in range(width)]
+            fresh[r] = b.shuffle(x, y, low)
+            fresh[r + half] = b.shuffle(x, y, high)
+        rows = fresh
+        half *= 2
+    return rows
+
+
+TEMPLATES: dict[str, Callable[..., bool]] = {
+    "fma_tile": _fma_tile,
+    "dot_tile": _dot_tile,
+    "transpose_tile": _transpose_tile,
+}

@@ -1,18 +1,23 @@
 """Rewrites of whole graphs, one a file; `canonicalize` runs them until nothing changes."""
 
-from terrazzo.graph.ir import Graph
+from __future__ import annotations
+
+from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.passes.algebra import RULES, algebra
 from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.passes.fold import fold_constants
 from terrazzo.graph.passes.inline import inline_composites
-from terrazzo.graph.rewrite import Applied
+from terrazzo.graph.rewrite import Applied, sweep
 
 __all__ = ["RULES", "algebra", "canonicalize", "common_subexpressions", "fold_constants",
            "inline_composites"]
 
 
 def canonicalize(graph: Graph, level: str = "all") -> tuple[Graph, list[Applied]]:
-    """The graph in primitive operators, constants folded, each thing once, algebra applied."""
+    """The graph in primitive operators, constants folded, each thing once, algebra applied.
+
+    Graphs inside nodes (branches, bodies of loops) are brought to the same form.
+    """
     log: list[Applied] = []
     while True:
         before = len(log)
@@ -21,4 +26,21 @@ def canonicalize(graph: Graph, level: str = "all") -> tuple[Graph, list[Applied]
         graph = common_subexpressions(graph, log)
         graph = algebra(graph, log, level)
         if len(log) == before:
-            return graph, log
+            return _canonicalize_inside(graph, level, log), log
+
+
+def _canonicalize_inside(graph: Graph, level: str, log: list[Applied]) -> Graph:
+    done: dict[Graph, Graph] = {}
+
+    def visit(node: Node) -> tuple[Value, ...] | None:
+        held = {k: v for k, v in node.attrs.items() if isinstance(v, Graph)}
+        if all(g in done.values() for g in held.values()):
+            return None
+        for g in held.values():
+            if g not in done:
+                done[g], applied = canonicalize(g, level)
+                log.extend(applied)
+        attrs = {**node.attrs, **{k: done[g] for k, g in held.items()}}
+        return Node(node.op, node.inputs, attrs, node.types, node.where).outputs
+
+    return sweep(graph, visit)

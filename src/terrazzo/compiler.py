@@ -1,0 +1,309 @@
+"""The way down, level by level: graph -> programs -> Loop IR -> LLVM -> Executable."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from terrazzo.chips import cpu_schedule, cpu_templates
+from terrazzo.chips.cpu import host
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.codegen.llvm import jit
+from terrazzo.codegen.llvm.program import Argument, Call, module_text
+from terrazzo.expr.ir import Program
+from terrazzo.expr.lower import lower
+from terrazzo.expr.schedule import Schedule
+from terrazzo.graph.fusion import Fused, Group, fuse
+from terrazzo.graph.ir import Graph, Node
+from terrazzo.graph.passes import canonicalize, inline_composites
+from terrazzo.graph.rewrite import Applied
+from terrazzo.index import Index, Var
+from terrazzo.knobs import knobs
+from terrazzo.loop.ir import Buffer, Function
+from terrazzo.loop.simplify import simplify
+from terrazzo.runtime.artifact import Artifact, aligned_bytes, pack, unpack
+from terrazzo.runtime.cache import default_cache, make_key
+from terrazzo.runtime.executable import Executable
+from terrazzo.runtime.plan import MemoryPlan, plan_memory
+from terrazzo.scalar import Reduce, walk
+from terrazzo.shapes import num_elements
+
+
+@dataclass(frozen=True, eq=False)
+class Lowering:
+    """Every level of one compilation, each made from the one above when first asked for."""
+
+    source: Graph
+    chip: ChipSpec
+
+    @cached_property
+    def _canonical(self) -> tuple[Graph, list[Applied]]:
+        log: list[Applied] = []
+        graph, more = canonicalize(inlined(self.source, log), knobs.opt_level)
+        return graph, log + more
+
+    @property
+    def graph(self) -> Graph:
+        """L1 after all rewrites."""
+        return self._canonical[0]
+
+    @property
+    def rewrites(self) -> list[Applied]:
+        """The rewrites that were applied, in order."""
+        return self._canonical[1]
+
+    @cached_property
+    def fused(self) -> Fused:
+        """L2: the graph divided into programs."""
+        return fuse(self.graph)
+
+    @cached_property
+    def scheduled(self) -> list[tuple[Program, Schedule | None]]:
+        """L2 as it will run: programs in their final form, with schedules where one applies."""
+        return [schedule_group(g, self.chip) for g in self.fused.groups]
+
+    @cached_property
+    def functions(self) -> list[Function]:
+        """L3: one kernel a group."""
+        return [lower_group(g, p, s, self.chip)
+                for g, (p, s) in zip(self.fused.groups, self.scheduled, strict=True)]
+
+    @cached_property
+    def plan(self) -> MemoryPlan:
+        """Where values live between kernels."""
+        return plan_memory(self.fused)
+
+    @cached_property
+    def dims(self) -> list[Var]:
+        """The symbolic sizes, by name."""
+        from terrazzo.index import free_vars
+
+        found = {v for value in self.source.inputs for n in value.shape for v in free_vars(n)}
+        return sorted(found, key=lambda v: v.name)
+
+    @cached_property
+    def llvm(self) -> str:
+        """L4 as text."""
+        return module_text(self.calls, len(self.graph.inputs) + len(self.graph.outputs),
+                           len(self.fused.constants), self.dims, self.chip)
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """The kernels in order with where their arguments lie."""
+        calls = []
+        for group, function in zip(self.fused.groups, self.functions, strict=True):
+            arguments = [self._argument(v) for v in (*group.inputs, *group.outputs)]
+            calls.append(Call(function, tuple(arguments)))
+        for i, value in enumerate(self.graph.outputs):
+            place = self.plan.places[value]
+            if place.kind != "output" or place.number != i:
+                calls.append(_copy_call(self._argument(value), i, len(self.graph.inputs), value))
+        return calls
+
+    def _argument(self, value: Any) -> Argument:
+        place = self.plan.places[value]
+        if place.kind == "input":
+            return Argument("slot", place.number)
+        if place.kind == "output":
+            return Argument("slot", len(self.graph.inputs) + place.number)
+        if place.kind == "constant":
+            return Argument("constant", place.number)
+        return Argument("arena", 0, place.offset)
+
+    def assembly(self) -> str:
+        """The machine code as text."""
+        return jit.assembly(self.llvm, self.chip)
+
+    def artifact(self) -> Artifact:
+        """Compile to machine code."""
+        graph = self.graph
+        functions = [c.function for c in self.calls]
+        return Artifact(
+            graph.name,
+            tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
+            tuple((v.dtype.name, v.shape) for v in graph.outputs),
+            self.plan.arena,
+            tuple({"name": f.name, "origin": f.origin, "flops": f.flops, "bytes": f.bytes}
+                  for f in functions),
+            tuple(sorted(self.chip.features)), self.chip.llvm_triple,
+            jit.compile_object(self.llvm, self.chip),
+            tuple(_aligned(c) for c in self.fused.constants.values()))
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    fresh = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    fresh[...] = array
+    return fresh
+
+
+def _copy_call(source: Argument, output: int, inputs: int, value: Any) -> Call:
+    """An output that is an input, a constant or another output: copied at the end."""
+    from terrazzo.loop.ir import For, Store
+
+    size = num_elements(value.shape)
+    x, y = Buffer("x", value.dtype, size), Buffer("y", value.dtype, size)
+    i = Var("i", 0, size - 1 if isinstance(size, int) else None)
+    dims = tuple(sorted({v for n in value.shape for v in _free(n)}, key=lambda v: v.name))
+    function = Function(f"k_copy_{output}", (x, y), dims,
+                        For(i, 0, size, Store(y, i, x[i]), "vector"), "copy",
+                        bytes=2 * size * value.dtype.itemsize)
+    return Call(function, (source, Argument("slot", inputs + output)))
+
+
+def _free(index: Index) -> set[Var]:
+    from terrazzo.index import free_vars
+
+    return free_vars(index)
+
+
+def inlined(graph: Graph, log: list[Applied] | None = None) -> Graph:
+    """A graph of primitives and of those composite operators that have a kernel of their own."""
+    return inline_composites(graph, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
+
+
+# ---------------------------------------------------------------- groups
+def schedule_group(group: Group, chip: ChipSpec) -> tuple[Program, Schedule | None]:
+    """The program as it will run; no schedule for kernels that are built whole."""
+    if group.program.kind in ("pointwise", "rows", "contraction"):
+        return cpu_schedule.schedule(group.program, chip)
+    return group.program, None
+
+
+def lower_group(group: Group, program: Program, schedule: Schedule | None,
+                chip: ChipSpec) -> Function:
+    """The Loop IR of one group."""
+    function = cpu_templates.lower(group.program, chip)
+    if function is None:
+        if program.kind == "opaque":
+            function = _opaque(program)
+        else:
+            assert schedule is not None
+            function = lower(program, schedule, group.program.name)
+    function = simplify(function)
+    flops, size = work(group.program)
+    return replace(function, flops=flops, bytes=size)
+
+
+def _opaque(program: Program) -> Function:
+    node: Node = program.attrs["node"]
+    assert node.op.loops is not None
+    by_value = iter(program.inputs)
+    inputs = [None if v is None else next(by_value) for v in node.inputs]
+    out = node.types if len(node.types) > 1 else node.types[0]
+    build = node.op.loops(*inputs, out=out, **node.attrs)
+    buffers = [Buffer(t.name, t.dtype, num_elements(t.shape))
+               for t in (*program.inputs, *program.outputs)]
+    count = len(program.inputs)
+    body = build(buffers[:count], buffers[count:])
+    return Function(program.name, tuple(buffers), program.dims, body, node.op.name)
+
+
+def work(program: Program) -> tuple[Index, Index]:
+    """Floating-point operations and bytes that a program cannot do without."""
+    from terrazzo.scalar import cost
+
+    flops: Index = 0
+    for stage in program.stages:
+        if stage.body is None:
+            continue
+        elements = num_elements(stage.shape)
+        flops = flops + elements * cost(stage.body)
+        for node in walk(stage.body):
+            if isinstance(node, Reduce):
+                length: Index = 1
+                for axis in node.axes:
+                    length = length * axis.extent
+                flops = flops + elements * length * (1 + cost(node.value))
+    touched = dict.fromkeys((*program.inputs, *program.outputs))
+    size: Index = 0
+    for tensor in touched:
+        size = size + num_elements(tensor.shape) * tensor.dtype.itemsize
+    return flops, size
+
+
+# ---------------------------------------------------------------- compiling, with the cache
+@lru_cache(maxsize=1)
+def _source_stamp() -> str:
+    """Changes whenever a file of the package does, so that a developer never runs stale code."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for folder, _, files in sorted(os.walk(root)):
+        for name in sorted(files):
+            if name.endswith(".py"):
+                info = os.stat(os.path.join(folder, name))
+                digest.update(f"{name} {info.st_size} {info.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def graph_key(graph: Graph, chip: ChipSpec) -> str:
+    """What a compiled graph depends on, as a cache key."""
+    return make_key(_source_stamp(), str(knobs.code_key), graph_text(graph), chip=chip)
+
+
+def graph_text(graph: Graph) -> str:
+    """A graph's text with the contents of constants and inner graphs."""
+    parts = [str(graph)]
+    for node in graph.nodes:
+        for value in node.attrs.values():
+            if isinstance(value, np.ndarray) and value.ndim:
+                parts.append(hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest())
+            elif isinstance(value, np.ndarray):
+                parts.append(value.tobytes().hex())
+            elif isinstance(value, Graph):
+                parts.append(graph_text(value))
+    return "\n".join(parts)
+
+
+def compile_graph(graph: Graph, chip: ChipSpec | None = None) -> Any:
+    """An executable for a graph, from the disk cache when it was compiled before."""
+    from terrazzo.runtime.hosted import HostedExecutable, needs_host
+
+    if needs_host(graph):
+        return HostedExecutable(graph, compile_graph)
+    chip = chip or host()
+    graph = inlined(graph)  # a composite operator's name does not tell its body
+    cache = default_cache()
+    key = graph_key(graph, chip)
+    stored = cache.get(key)
+    if stored is not None:
+        return Executable(unpack(stored))
+    lowering = Lowering(graph, chip)
+    _dump(lowering)
+    artifact = lowering.artifact()
+    cache.put(key, pack(artifact))
+    return Executable(artifact)
+
+
+def _dump(lowering: Lowering) -> None:
+    levels: Sequence[str] = [x for x in knobs.dump.split(",") if x]
+    for level in levels:
+        print(level_text(lowering, level))
+
+
+def level_text(lowering: Lowering, level: str) -> str:
+    """One level of a compilation as text."""
+    from terrazzo.errors import ArgumentError
+
+    if level == "graph":
+        return str(lowering.source)
+    if level == "canonical":
+        return str(lowering.graph)
+    if level == "expr":
+        return str(lowering.fused)
+    if level == "schedule":
+        return "\n\n".join(f"{p.name}:\n{s}" for p, s in lowering.scheduled)
+    if level == "loop":
+        return "\n\n".join(map(str, lowering.functions))
+    if level == "llvm":
+        return lowering.llvm
+    if level == "asm":
+        return lowering.assembly()
+    raise ArgumentError(f"there is no level {level!r}",
+                        hint="levels are graph, canonical, expr, schedule, loop, llvm, asm, triton")

@@ -1,0 +1,103 @@
+"""The tile intrinsics: what a tile instruction computes, as plain loops.
+
+A chip's generator may have a template for each (hand-shaped code around vector registers); where
+it has none, or declines, these loops are what runs. The interpreter always runs the loops.
+
+| intrinsic | places | sizes | constants |
+|---|---|---|---|
+| `fma_tile` | C, A, B | k, lda, a_step, ldb, ldc [, columns] | mr, nr, accumulate |
+| `dot_tile` | C, A, B | k, lda, ldb, ldc [, columns] | mr, nr, accumulate |
+| `transpose_tile` | D, S | k, ldd, lds, columns | nr |
+
+`columns` says how many of the `nr` columns there are; the others are neither read nor written
+(`transpose_tile` writes zeros there). A and B may be half types: they are widened to C's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from terrazzo.index import Index, Var, minimum
+from terrazzo.loop.ir import Buffer, For, Stmt, Store, Tile, TileIntrinsic, block
+from terrazzo.scalar import Const, cast
+
+Place = tuple[Buffer, Index]
+
+
+def _axis(name: str, extent: Index) -> Var:
+    return Var(name, 0, max(extent - 1, 0) if isinstance(extent, int) else None)
+
+
+def _clear(place: Place, row: Var, ldc: Index, rows: int, columns: Index) -> Stmt:
+    c, at = place
+    j = _axis("j", columns)
+    zero = Const(c.dtype, 0)
+    return For(row, 0, rows, For(j, 0, columns, Store(c, at + row * ldc + j, zero), "vector"))
+
+
+def _fma_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr: int,
+                 accumulate: bool) -> Stmt:
+    (c, c_at), (a, a_at), (b, b_at) = places
+    k, lda, a_step, ldb, ldc = sizes[:5]
+    columns = sizes[5] if len(sizes) > 5 else nr
+    i, p, j = _axis("i", mr), _axis("p", k), _axis("j", columns)
+    product = (cast(a[a_at + i * lda + p * a_step], c.dtype)
+               * cast(b[b_at + p * ldb + j], c.dtype))
+    update = For(j, 0, columns, Store(c, c_at + i * ldc + j, product, "add"), "vector")
+    return block(None if accumulate else _clear(places[0], _axis("i", mr), ldc, mr, columns),
+                 For(i, 0, mr, For(p, 0, k, update)))
+
+
+def _dot_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr: int,
+                 accumulate: bool) -> Stmt:
+    (c, c_at), (a, a_at), (b, b_at) = places
+    k, lda, ldb, ldc = sizes[:4]
+    columns = sizes[4] if len(sizes) > 4 else nr
+    i, p, j = _axis("i", mr), _axis("p", k), _axis("j", columns)
+    product = cast(a[a_at + i * lda + p], c.dtype) * cast(b[b_at + j * ldb + p], c.dtype)
+    update = For(p, 0, k, Store(c, c_at + i * ldc + j, product, "add"), "vector")
+    return block(None if accumulate else _clear(places[0], _axis("i", mr), ldc, mr, columns),
+                 For(i, 0, mr, For(j, 0, columns, update)))
+
+
+def _transpose_meaning(places: Sequence[Place], sizes: Sequence[Index], *, nr: int) -> Stmt:
+    (d, d_at), (s, s_at) = places
+    k, ldd, lds, columns = sizes
+    p, j, rest = _axis("p", k), _axis("j", columns), _axis("j", nr)
+    copy = For(j, 0, columns, Store(d, d_at + p * ldd + j, cast(s[s_at + j * lds + p], d.dtype)))
+    pad = For(rest, minimum(columns, nr), nr, Store(d, d_at + p * ldd + rest, Const(d.dtype, 0)))
+    return For(p, 0, k, block(copy, pad))
+
+
+FMA_TILE = TileIntrinsic("fma_tile", _fma_meaning)
+DOT_TILE = TileIntrinsic("dot_tile", _dot_meaning)
+TRANSPOSE_TILE = TileIntrinsic("transpose_tile", _transpose_meaning)
+
+
+def fma_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,
+             lda: Index, a_step: Index, ldb: Index, ldc: Index, mr: int, nr: int,
+             accumulate: bool, columns: Index | None = None) -> Stmt:
+    """`C[i, j] (+)= sum over p of A[i, p] * B[p, j]`, contiguous along j: an outer-product kernel.
+
+    C[i, j] is at `c_at + i*ldc + j`, A[i, p] at `a_at + i*lda + p*a_step`, B[p, j] at
+    `b_at + p*ldb + j`.
+    """
+    live = () if columns is None or columns == nr else (columns,)
+    return Tile(FMA_TILE, ((c, c_at), (a, a_at), (b, b_at)), (k, lda, a_step, ldb, ldc, *live),
+                {"mr": mr, "nr": nr, "accumulate": accumulate})
+
+
+def dot_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,
+             lda: Index, ldb: Index, ldc: Index, mr: int, nr: int, accumulate: bool,
+             columns: Index | None = None) -> Stmt:
+    """`C[i, j] (+)= sum over p of A[i, p] * B[j, p]`, both contiguous along p: inner products."""
+    live = () if columns is None or columns == nr else (columns,)
+    return Tile(DOT_TILE, ((c, c_at), (a, a_at), (b, b_at)), (k, lda, ldb, ldc, *live),
+                {"mr": mr, "nr": nr, "accumulate": accumulate})
+
+
+def transpose_tile(d: Buffer, d_at: Index, s: Buffer, s_at: Index, k: Index, ldd: Index,
+                   lds: Index, nr: int, columns: Index | None = None) -> Stmt:
+    """`D[p, j] = S[j, p]` for p < k, and zeros for the columns from `columns` up to nr."""
+    return Tile(TRANSPOSE_TILE, ((d, d_at), (s, s_at)),
+                (k, ldd, lds, nr if columns is None else columns), {"nr": nr})

@@ -1,0 +1,245 @@
+"""An Executable: loaded machine code with its constants, ready to be called from any thread."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from terrazzo.chips.cpu import host
+from terrazzo.codegen.llvm import jit
+from terrazzo.codegen.llvm.program import MOST_ARGUMENTS
+from terrazzo.dtypes import DType, as_dtype
+from terrazzo.errors import ArgumentError, CpuFeatureError, DTypeError, OutOfMemory, ShapeError
+from terrazzo.index import Index, IndexExpr, Var, compile_python, free_vars
+from terrazzo.knobs import knobs, thread_count
+from terrazzo.runtime import pool
+from terrazzo.runtime.artifact import Artifact, aligned_bytes, pack, unpack
+from terrazzo.runtime.profile import KernelTime, Profile
+
+_EXPORTS = ("tz_run", "tz_constants")
+_DIRECT = ("tz_call_pointers", "tz_call_numpy")
+
+
+class Executable:
+    """Compiled code of one graph. Call it with arrays or torch tensors; it is reentrant."""
+
+    def __init__(self, artifact: Artifact):
+        self.artifact = artifact
+        self.name = artifact.name
+        _check_features(artifact)
+        self.dims = _dims_of(artifact)
+        slots = len(artifact.inputs) + len(artifact.outputs)
+        direct = not self.dims and slots <= MOST_ARGUMENTS
+        exports = _EXPORTS + (_DIRECT if direct else ())
+        self._library = jit.load_object(artifact.object_code, pool.symbols(), exports)
+        self._constants = artifact.constants
+        table = (ctypes.c_void_p * max(len(self._constants), 1)).from_address(
+            self._library.address("tz_constants"))
+        for i, array in enumerate(self._constants):
+            table[i] = array.ctypes.data
+        pointer, i64 = ctypes.c_void_p, ctypes.c_int64
+        self._run = ctypes.CFUNCTYPE(None, pointer, pointer, i64, pointer)(
+            self._library.address("tz_run"))
+        self.call_pointers = self.call_numpy = None
+        if direct:
+            self.call_pointers = ctypes.CFUNCTYPE(None, *[pointer] * (slots + 1), i64)(
+                self._library.address("tz_call_pointers"))
+            self.call_numpy = ctypes.CFUNCTYPE(
+                None, *[ctypes.py_object] * slots, pointer, i64)(
+                self._library.address("tz_call_numpy"))
+        self.input_types = [(n, as_dtype(t), s) for n, t, s in artifact.inputs]
+        self.output_types = [(as_dtype(t), s) for t, s in artifact.outputs]
+        self._sources = [_axis_of(d, artifact) for d in self.dims]
+        self._arena_size = _size_function(artifact.arena, self.dims)
+        self._output_shapes = [tuple(_size_function(n, self.dims) for n in s)
+                               for _, s in self.output_types]
+        self._arenas: list[np.ndarray] = []  # free arenas; list operations are atomic
+        self.profiles: list[Profile] = []
+
+    # ------------------------------------------------------------ calling
+    def __call__(self, *arrays: Any) -> Any:
+        """Run on arrays of the compiled types; answers one array or a tuple."""
+        results = self.run(arrays)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """Check, convert to contiguous memory where needed, allocate, run."""
+        if len(arrays) != len(self.input_types):
+            raise ArgumentError(f"{self.name} takes {len(self.input_types)} inputs, got "
+                                f"{len(arrays)}")
+        inputs = [self._checked(a, i) for i, a in enumerate(arrays)]
+        sizes = self.bind(inputs)
+        torch_like = next((a for a in arrays if hasattr(a, "data_ptr")), None)
+        outputs = self.allocate(sizes, torch_like)
+        self.run_into([*map(address_of, inputs), *map(address_of, outputs)], sizes)
+        return outputs
+
+    def bind(self, inputs: Sequence[Any]) -> list[int]:
+        """The values of the symbolic sizes; every input must agree with them."""
+        sizes = [int(inputs[i].shape[axis]) for i, axis in self._sources]
+        table = dict(zip(self.dims, sizes, strict=True))
+        for (name, _, shape), array in zip(self.input_types, inputs, strict=True):
+            for n, size in zip(shape, array.shape, strict=True):
+                wanted = _known(n, table)
+                if wanted != size:
+                    raise ShapeError(
+                        f"input {name!r} of {self.name} has shape {tuple(array.shape)}, expected "
+                        f"({', '.join(map(str, shape))}) with "
+                        f"{', '.join(f'{d} = {v}' for d, v in table.items()) or 'fixed sizes'}")
+        return sizes
+
+    def _checked(self, array: Any, i: int) -> Any:
+        name, dtype, shape = self.input_types[i]
+        if not hasattr(array, "dtype"):
+            array = np.asarray(array, dtype.np)
+        given = as_dtype(array.dtype)
+        if given is not dtype:
+            raise DTypeError(f"input {name!r} of {self.name} is {given.name}, compiled for "
+                             f"{dtype.name}", hint=f"convert it with .astype('{dtype.name}')")
+        if len(array.shape) != len(shape):
+            raise ShapeError(f"input {name!r} of {self.name} has {len(array.shape)} dimensions, "
+                             f"expected {len(shape)}")
+        if hasattr(array, "data_ptr"):
+            return array if array.is_contiguous() else array.contiguous()
+        return np.ascontiguousarray(array).reshape(array.shape)
+
+    def allocate(self, sizes: Sequence[int], torch_like: Any = None) -> list[Any]:
+        """Fresh outputs, as torch tensors when the inputs are."""
+        outputs = []
+        for (dtype, _), shape in zip(self.output_types, self._output_shapes, strict=True):
+            concrete = tuple(n(*sizes) for n in shape)
+            outputs.append(empty(concrete, dtype, torch_like))
+        return outputs
+
+    def run_into(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
+        """Run on raw addresses of inputs then outputs."""
+        slots = (ctypes.c_int64 * (len(pointers) + len(sizes)))(*pointers, *sizes)
+        arena = self.take_arena(sizes)
+        pool.sync()
+        try:
+            if knobs.profile:
+                self._run_timed(slots, arena, sizes)
+            else:
+                self._run(slots, arena.ctypes.data if arena is not None else None,
+                          thread_count(), None)
+        finally:
+            if arena is not None:
+                self._arenas.append(arena)
+
+    def take_arena(self, sizes: Sequence[int] = ()) -> np.ndarray | None:
+        """An arena that no other call is using."""
+        size = self._arena_size(*sizes)
+        if size == 0:
+            return None
+        while self._arenas:
+            try:
+                arena = self._arenas.pop()
+            except IndexError:  # another thread was faster
+                break
+            if arena.size >= size:
+                return arena
+        try:
+            return aligned_bytes(size)
+        except MemoryError:
+            raise OutOfMemory(f"{self.name} needs {size / 2**20:.0f} MiB for values between its "
+                              "kernels", hint="use smaller inputs") from None
+
+    def _run_timed(self, slots: Any, arena: np.ndarray | None, sizes: Sequence[int]) -> None:
+        clock = np.zeros(len(self.artifact.kernels) + 1, np.int64)
+        start = time.perf_counter_ns()
+        self._run(slots, arena.ctypes.data if arena is not None else None, thread_count(),
+                  clock.ctypes.data)
+        elapsed = time.perf_counter_ns() - start
+        ticks = max(int(clock[-1] - clock[0]), 1)
+        scale = elapsed / ticks
+        table = dict(zip(self.dims, sizes, strict=True))
+        kernels = [KernelTime(row["name"], row["origin"], (clock[i] - clock[0]) * scale,
+                              (clock[i + 1] - clock[i]) * scale, _known(row["flops"], table),
+                              _known(row["bytes"], table))
+                   for i, row in enumerate(self.artifact.kernels)]
+        self.profiles.append(Profile(self.name, start, elapsed, tuple(kernels)))
+
+    # ------------------------------------------------------------ keeping
+    def save(self, path: str | Path) -> None:
+        """Write everything into one file that loads without a compiler."""
+        Path(path).write_bytes(pack(self.artifact))
+
+    @staticmethod
+    def load(path: str | Path) -> Executable:
+        """Read what `save` wrote; refused with a reason on a CPU that lacks features."""
+        return Executable(unpack(Path(path).read_bytes(), str(path)))
+
+    def __repr__(self) -> str:
+        ins = ", ".join(f"{n}: {t.short}[{', '.join(map(str, s))}]" for n, t, s in
+                        self.input_types)
+        return f"<executable {self.name}({ins}), {len(self.artifact.kernels)} kernels>"
+
+
+# ---------------------------------------------------------------- helpers
+def address_of(array: Any) -> int:
+    """The address of an array's or tensor's first element."""
+    return array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
+
+
+def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:
+    """Fresh memory as a numpy array or, next to a torch tensor, a torch tensor."""
+    try:
+        if torch_like is None:
+            return np.empty(shape, dtype.np)
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch_like.device)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        size = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize
+        raise OutOfMemory(f"an output of shape {shape} needs {size / 2**20:.0f} MiB",
+                          hint="use smaller inputs") from None
+
+
+def _dims_of(artifact: Artifact) -> list[Var]:
+    found = {v for _, _, shape in artifact.inputs for n in shape for v in free_vars(n)}
+    return sorted(found, key=lambda v: v.name)
+
+
+def _axis_of(dim: Var, artifact: Artifact) -> tuple[int, int]:
+    for i, (_, _, shape) in enumerate(artifact.inputs):
+        for axis, n in enumerate(shape):
+            if isinstance(n, Var) and n.name == dim.name:
+                return i, axis
+    raise ArgumentError(f"the size {dim} is not a dimension of any input",
+                        hint="every symbolic size must be one whole dimension of some input")
+
+
+def _size_function(size: Index, dims: Sequence[Var]) -> Callable[..., int]:
+    if not isinstance(size, IndexExpr):
+        return lambda *_: size
+    names = {d.name: f"d{i}" for i, d in enumerate(dims)}
+    text = compile_python(size, names)
+    params = ", ".join(names.values())
+    return eval(f"lambda {params}: {text}", {"min": min, "max": max, "__builtins__": {}})
+
+
+def _known(size: Index, table: dict[Var, int]) -> int:
+    if not isinstance(size, IndexExpr):
+        return int(size)
+    from terrazzo.index import evaluate
+
+    return int(evaluate(size, {v.name: n for v, n in table.items()}))
+
+
+def _check_features(artifact: Artifact) -> None:
+    chip = host()
+    if artifact.triple.split("-")[0] != chip.llvm_triple.split("-")[0]:
+        raise CpuFeatureError(f"{artifact.name} was compiled for {artifact.triple}, this machine "
+                              f"is {chip.llvm_triple}", hint="compile it on this kind of machine")
+    missing = sorted(set(artifact.features) - set(chip.features))
+    if missing:
+        raise CpuFeatureError(f"{artifact.name} needs CPU features that this machine lacks: "
+                              f"{', '.join(missing)}",
+                              hint="compile it here, or with TZ_VECTOR_BITS set lower")
