@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.compiler import Lowering, compile_graph, level_text
 from terrazzo.chips.cpu import host
+from terrazzo.compiler import Lowering, compile_graph, level_text
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import ArgumentError, DeviceError, ShapeError, TerrazzoError
 from terrazzo.graph import autodiff

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, IndexExpr, Var, coefficient, free_vars, substitute
@@ -39,6 +40,13 @@ def collapse(program: Program) -> Program:
                    outputs=tuple(by_name[n] for n in state.outputs), attrs=attrs)
 
 
+_Change = dict[Tensor, tuple[tuple[Axis, ...], dict[Var, Index]]]  # new axes, old axes' values
+
+
+def _without(d: int, indices: Sequence[Index | Scalar]) -> tuple[Index | Scalar, ...]:
+    return (*indices[:d], *indices[d + 1:])
+
+
 @dataclass
 class _State:
     inputs: list[Tensor]
@@ -47,7 +55,7 @@ class _State:
     outputs: list[str]
 
     # ------------------------------------------------------------ rebuilding
-    def reshape(self, change: dict[Tensor, tuple[tuple[Axis, ...], dict[Var, Index]]],
+    def reshape(self, change: _Change,
                 reindex: Callable[[Sequence[Index | Scalar]], tuple[Index | Scalar, ...]]) -> None:
         """Give stages new axes; loads of those stages get their indices through `reindex`."""
         table: dict[Tensor, Tensor] = {}
@@ -81,10 +89,11 @@ class _State:
             units = [s for s in holders if _is_one(s.axes[d].extent)]
             if not units or (d < self.rows and len(units) != len(self.stages)):
                 continue
-            change = {s: (s.axes[:d] + s.axes[d + 1:], {s.axes[d].var: 0}) for s in units}
+            change: _Change = {s: (s.axes[:d] + s.axes[d + 1:], {s.axes[d].var: 0})
+                               for s in units}
             if d < self.rows:
                 self.rows -= 1
-            self.reshape(change, lambda idx, d=d: tuple(idx[:d]) + tuple(idx[d + 1:]))
+            self.reshape(change, partial(_without, d))
 
     # ------------------------------------------------------------ data axes
     def merge_data_axes(self) -> None:
@@ -101,7 +110,7 @@ class _State:
         outer = holders[0].axes[d].extent
         if any(s.axes[d + 1].extent != inner or s.axes[d].extent != outer for s in holders):
             return
-        change: dict[Tensor, tuple[tuple[Axis, ...], dict[Var, Index]]] = {}
+        change: _Change = {}
         for stage in holders:
             merged, values = _merged(stage.axes[d], stage.axes[d + 1])
             if not _affine_after(stage.body, values, merged.var, set(holders)):

@@ -67,9 +67,9 @@ class Tensor:
                 term = i if isinstance(i, Scalar) else as_scalar(_as_expr(i))
                 total = total + term * as_scalar(_as_expr(stride))
             return total
-        address: Index = 0
+        address: Any = 0
         for i, stride in zip(indices, strides, strict=True):
-            address = address + i * stride  # type: ignore[operator]
+            address = address + i * stride
         return address
 
     def __str__(self) -> str:
@@ -87,9 +87,9 @@ def placeholder(shape: Iterable[Index], dtype: Any = float32, name: str | None =
 
 def fresh_axis(name: str, hi: Index, lo: Index = 0) -> Axis:
     """An iteration variable of its own for `lo <= var < hi`."""
-    top = hi if isinstance(hi, int) else None
+    # A symbolic bound also tells the axis "k" from a dimension that a user named "k".
     return Axis(Var(name, lo if isinstance(lo, int) else 0,
-                    None if top is None else max(top - 1, 0)), lo, hi)
+                    max(hi - 1, 0) if isinstance(hi, int) else hi - 1), lo, hi)
 
 
 _LETTERS = "ijlmpqrstuvw"

@@ -53,8 +53,8 @@ def run_node(node: Node, inputs: Sequence[np.ndarray | None], dims: Mapping[Var,
     types = tuple(TensorType(concrete(t.shape, dims), _wide_type(t.dtype) if wide else t.dtype)
                   for t in node.types)
     if node.op.reference is None:
-        from terrazzo.graph.ir import Value
         from terrazzo.dtypes import as_dtype
+        from terrazzo.graph.ir import Value
 
         values = [None if a is None else Value(TensorType(a.shape, as_dtype(a.dtype)))
                   for a in inputs]

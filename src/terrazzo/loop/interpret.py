@@ -70,17 +70,19 @@ def _run_vector(loop: For, lo: int, hi: int, env: Env, memory: dict[Buffer, np.n
     env.pop(loop.var, None)
 
 
-def _store(stmt: Store, env: Env, memory: dict[Buffer, np.ndarray], lanes: int = 1) -> None:
+def _store(stmt: Store, env: Env, memory: dict[Buffer, np.ndarray], lanes: int = 0) -> None:
     array = memory[stmt.buffer]
     index = _index(stmt.index, env, memory)
     _check(stmt.buffer, index, array)
     value = evaluate_scalar(stmt.value, env, memory)
     value = convert(value, stmt.buffer.dtype)
     if stmt.reduce is None:
+        if lanes and np.ndim(index) == 0:  # all lanes store to one place: the last one stays
+            value = np.broadcast_to(value, (lanes,))[-1]
         array[index] = value
         return
     row = REDUCTIONS[stmt.reduce]
-    if lanes > 1 and np.ndim(index) == 0:
+    if lanes and np.ndim(index) == 0:
         value = row.numpy(np.broadcast_to(value, (lanes,)))
         array[index] = convert(OPS[row.op].numpy(array[index], value), stmt.buffer.dtype)
     elif np.ndim(index) > 0 and len(np.unique(index)) < len(index):

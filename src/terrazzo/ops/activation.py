@@ -22,7 +22,7 @@ from terrazzo.ops.elementwise import (
     bitwise_and,
     bitwise_invert,
     equal,
-    erfc,
+    erf,
     exp,
     expm1,
     greater,

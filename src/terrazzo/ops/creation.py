@@ -54,7 +54,8 @@ def _full_type(*, shape: Any, value: Any, dtype: Any = None) -> TensorType:
 
 
 def _full_numpy(*, shape: Any, value: Any, dtype: Any = None, out: TensorType) -> np.ndarray:
-    return np.full(out.shape, value).astype(out.dtype.np)
+    sizes: Any = out.shape
+    return np.full(sizes, value).astype(out.dtype.np)
 
 
 @primitive(family="creation", infer=_full_type, reference=_full_numpy)
@@ -112,7 +113,8 @@ def _arange_type(*, start: Any, stop: Any = None, step: Any = 1, dtype: Any = No
 def _arange_numpy(*, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None,
                   out: TensorType) -> np.ndarray:
     first = 0 if stop is None else start
-    return (first + step * np.arange(out.shape[0])).astype(out.dtype.np)
+    count: Any = out.shape[0]
+    return (first + step * np.arange(count)).astype(out.dtype.np)
 
 
 @primitive(family="creation", infer=_arange_type, reference=_arange_numpy)

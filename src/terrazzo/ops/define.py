@@ -1,4 +1,4 @@
-"""How operators are defined: `operator` for composite ones, `primitive` and `elementwise` for the rest.
+"""How operators are defined: `operator`, `primitive` and `elementwise`.
 
     @operator(family="norm")
     def softmax(x, *, axis=-1):                     # the body is its meaning and its gradient

@@ -1,5 +1,8 @@
 """Elementwise operators: arithmetic, elementary functions, comparison, logic, bits, casts."""
 
+# Gradient rules name operators that are defined further down.
+# mypy: disable-error-code="has-type"
+
 from __future__ import annotations
 
 import math
@@ -207,7 +210,7 @@ def astype(x: Any, *, dtype: Any, out: TensorType) -> Tensor:
 
 
 def _bitcast_numpy(x: np.ndarray, out: TensorType, *, dtype: Any) -> np.ndarray:
-    return np.ascontiguousarray(x).view(out.dtype.np).reshape(out.shape)
+    return np.ascontiguousarray(x).view(out.dtype.np).reshape(x.shape)
 
 
 @primitive(family="elementwise", infer=_astype_type, reference=_bitcast_numpy,

@@ -29,18 +29,23 @@ def _forward(name: str, swap: bool = False) -> Callable[..., Any]:
     return method
 
 
+def _getitem(self: Value, key: Any) -> Any:
+    return OPERATORS["getitem"](self, key=key)
+
+
+def _transpose(self: Value, *axes: Any) -> Any:
+    order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+    return OPERATORS["permute_dims"](self, axes=tuple(order) or tuple(range(self.ndim))[::-1])
+
+
 def install() -> None:
     """Attach everything to Value."""
+    methods: dict[str, Any] = {"__getitem__": _getitem, "transpose": _transpose,
+                               "T": property(_transpose), "__hash__": object.__hash__}
     for short, name in _BINARY.items():
-        setattr(Value, f"__{short}__", _forward(name))
-        setattr(Value, f"__r{short}__", _forward(name, swap=True))
-    for short, name in {**_COMPARE, **_UNARY}.items():
-        setattr(Value, f"__{short}__", _forward(name))
-    for name in _METHODS:
-        setattr(Value, name, _forward(name))
-    Value.__getitem__ = lambda self, key: OPERATORS["getitem"](self, key=key)  # type: ignore[attr-defined]
-    Value.transpose = lambda self, *axes: OPERATORS["permute_dims"](  # type: ignore[attr-defined]
-        self, axes=(axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes)
-        or tuple(range(self.ndim))[::-1])
-    Value.T = property(lambda self: self.transpose())  # type: ignore[attr-defined]
-    Value.__hash__ = object.__hash__  # type: ignore[method-assign]
+        methods[f"__{short}__"] = _forward(name)
+        methods[f"__r{short}__"] = _forward(name, swap=True)
+    methods |= {f"__{short}__": _forward(name) for short, name in (_COMPARE | _UNARY).items()}
+    methods |= {name: _forward(name) for name in _METHODS}
+    for name, method in methods.items():
+        setattr(Value, name, method)

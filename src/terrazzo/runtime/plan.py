@@ -1,4 +1,4 @@
-"""Where every value of a fused graph lives: one arena, offsets by lifetime, sizes maybe symbolic."""
+"""Where every value of a fused graph lives: one arena, offsets by lifetime, sizes any Index."""
 
 from __future__ import annotations
 

@@ -395,9 +395,8 @@ class ScalarCode:
     def emit(self, root: Scalar, guard: Val | None = None) -> Val:
         """The value of an expression; with a guard, loads happen only where it holds."""
         for node in walk_scalar(root):
-            if isinstance(node, Load) and not self.in_bounds(node):
-                self.unsafe.add(id(node))
-            elif any(id(c) in self.unsafe for c in scalar_children(node)):
+            outside = isinstance(node, Load) and not self.in_bounds(node)
+            if outside or any(id(c) in self.unsafe for c in scalar_children(node)):
                 self.unsafe.add(id(node))
         return self.visit(root, guard)
 
@@ -573,8 +572,7 @@ class VectorLoop:
         middle = self.b.add(lo, whole)
         accumulators = self.b.loop(lo, middle, step, lambda iv, acc: self.iteration(
             Lanes(self.loop.var, iv, width, depth), acc), accumulators)
-        partial = [self.b.fold(lambda x, y, s=s: combine(self.b, s.reduce or "", x, y,
-                                                         s.buffer.dtype), a)
+        partial = [scalars.fold(self.b, s.reduce or "", a, s.buffer.dtype)
                    for s, a in zip(self.reductions, accumulators, strict=True)]
         if trip is None or trip % step:
             partial = self.tail(middle, hi, width, trip, partial)

@@ -1,4 +1,4 @@
-"""LLVM code of the scalar operations: one entry a row of scalar.OPS, generic in lanes and bundles."""
+"""LLVM code of the scalar operations, one entry a row of scalar.OPS, for any lanes and bundle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from terrazzo.codegen.llvm import vmath
 from terrazzo.codegen.llvm.builder import Builder, Val, vec
 from terrazzo.codegen.llvm.convert import from_f32, to_f32
-from terrazzo.dtypes import DType, bool_, float32
+from terrazzo.dtypes import DType, float32
 from terrazzo.errors import UnsupportedDType
 from terrazzo.scalar import REDUCTIONS
 
@@ -117,9 +117,14 @@ def combine(b: Builder, op: str, x: Val, y: Val, dtype: DType) -> Val:
     return emit(b, REDUCTIONS[op].op, (x, y), dtype)
 
 
+def fold(b: Builder, op: str, value: Val, dtype: DType) -> Val:
+    """The parts of a bundle combined to one vector."""
+    return b.fold(lambda x, y: combine(b, op, x, y, dtype), value)
+
+
 def horizontal(b: Builder, op: str, value: Val, dtype: DType) -> Val:
     """All parts and lanes of a bundle combined to one scalar, as a balanced tree."""
-    value = b.fold(lambda x, y: combine(b, op, x, y, dtype), value)
+    value = fold(b, op, value, dtype)
     lanes = value.lanes
     while lanes > 1:
         half = lanes // 2
