@@ -150,7 +150,9 @@ class Instance:
             return start + self.value(step.outer) * step.factor + self.value(step.inner)
         if axis in self._fused:
             fuse = self._fused[axis]
-            both, inner = self.value(fuse.fused), self.room(fuse.inner) or 1
+            both, inner = self.value(fuse.fused), self.room(fuse.inner)
+            if inner == 0:
+                return start  # the loop never runs
             return start + (both // inner if axis == fuse.outer else both % inner)
         if proves_eq(self.extent(axis), 1):
             return start

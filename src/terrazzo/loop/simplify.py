@@ -181,17 +181,36 @@ def _try_merge(stmts: list[Stmt], first: int, second: int) -> list[Stmt] | None:
         earlier = between[:between.index(stmt)]
         if any(_conflict(stmt, other) for other in earlier if other in after):
             return None
-    if not _iterations_independent(a, b):
+    second_body = substitute_vars(_rename_loops(b.body, a.var), {b.var: a.var})
+    if not _iterations_independent(a, second_body):
         return None
-    body = hoist_allocs(block(a.body, substitute_vars(b.body, {b.var: a.var})))
+    body = hoist_allocs(block(a.body, second_body))
     merged = replace(a, body=merge_loops(body))
     return [*stmts[:first], *before, merged, *after, *stmts[second + 1:]]
 
 
-def _iterations_independent(a: For, b: For) -> bool:
-    """Whether no iteration of `b` touches what another iteration of `a` touches."""
+def _rename_loops(stmt: Stmt, var: Var) -> Stmt:
+    """Loops over `var` count with another variable, so that `var` can come in from outside."""
+    names = {s.var.name for s in walk(stmt) if isinstance(s, For)}
+    if var.name not in names:
+        return stmt
+    number = 1
+    while f"{var.name}{number}" in names:
+        number += 1
+
+    def visit(node: Stmt) -> Stmt | None:
+        if not isinstance(node, For) or node.var.name != var.name:
+            return None
+        fresh = Var(f"{var.name}{number}", node.var.lo, node.var.hi)
+        return replace(node, var=fresh, body=substitute_vars(node.body, {node.var: fresh}))
+
+    return rewrite(stmt, visit)
+
+
+def _iterations_independent(a: For, body: Stmt) -> bool:
+    """Whether no iteration of `body` touches what another iteration of the loop touches."""
     accesses_a = list(_accesses(a.body, {}))
-    accesses_b = list(_accesses(substitute_vars(b.body, {b.var: a.var}), {}))
+    accesses_b = list(_accesses(body, {}))
     around = {a.var: Interval(a.lo, a.hi - 1)}
     for x in accesses_a:
         for y in accesses_b:

@@ -30,7 +30,7 @@ def _axis(name: str, extent: Index) -> Var:
 
 def _clear(place: Place, row: Var, ldc: Index, rows: int, columns: Index) -> Stmt:
     c, at = place
-    j = _axis("j", columns)
+    j = _axis("tj", columns)
     zero = Const(c.dtype, 0)
     return For(row, 0, rows, For(j, 0, columns, Store(c, at + row * ldc + j, zero), "vector"))
 
@@ -40,11 +40,11 @@ def _fma_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr
     (c, c_at), (a, a_at), (b, b_at) = places
     k, lda, a_step, ldb, ldc = sizes[:5]
     columns = sizes[5] if len(sizes) > 5 else nr
-    i, p, j = _axis("i", mr), _axis("p", k), _axis("j", columns)
+    i, p, j = _axis("ti", mr), _axis("tp", k), _axis("tj", columns)
     product = (cast(a[a_at + i * lda + p * a_step], c.dtype)
                * cast(b[b_at + p * ldb + j], c.dtype))
     update = For(j, 0, columns, Store(c, c_at + i * ldc + j, product, "add"), "vector")
-    return block(None if accumulate else _clear(places[0], _axis("i", mr), ldc, mr, columns),
+    return block(None if accumulate else _clear(places[0], _axis("ti", mr), ldc, mr, columns),
                  For(i, 0, mr, For(p, 0, k, update)))
 
 
@@ -53,17 +53,17 @@ def _dot_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr
     (c, c_at), (a, a_at), (b, b_at) = places
     k, lda, ldb, ldc = sizes[:4]
     columns = sizes[4] if len(sizes) > 4 else nr
-    i, p, j = _axis("i", mr), _axis("p", k), _axis("j", columns)
+    i, p, j = _axis("ti", mr), _axis("tp", k), _axis("tj", columns)
     product = cast(a[a_at + i * lda + p], c.dtype) * cast(b[b_at + j * ldb + p], c.dtype)
     update = For(p, 0, k, Store(c, c_at + i * ldc + j, product, "add"), "vector")
-    return block(None if accumulate else _clear(places[0], _axis("i", mr), ldc, mr, columns),
+    return block(None if accumulate else _clear(places[0], _axis("ti", mr), ldc, mr, columns),
                  For(i, 0, mr, For(j, 0, columns, update)))
 
 
 def _transpose_meaning(places: Sequence[Place], sizes: Sequence[Index], *, nr: int) -> Stmt:
     (d, d_at), (s, s_at) = places
     k, ldd, lds, columns = sizes
-    p, j, rest = _axis("p", k), _axis("j", columns), _axis("j", nr)
+    p, j, rest = _axis("tp", k), _axis("tj", columns), _axis("tj", nr)
     copy = For(j, 0, columns, Store(d, d_at + p * ldd + j, cast(s[s_at + j * lds + p], d.dtype)))
     pad = For(rest, minimum(columns, nr), nr, Store(d, d_at + p * ldd + rest, Const(d.dtype, 0)))
     return For(p, 0, k, block(copy, pad))

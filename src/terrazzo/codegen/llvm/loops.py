@@ -390,6 +390,7 @@ class ScalarCode:
     def __init__(self, emitter: LoopEmitter, scope: Scope):
         self.e, self.scope, self.b = emitter, scope, emitter.b
         self.memo: dict[tuple[int, Val | None], Val] = {}
+        self.numbered: dict[tuple[object, ...], Val] = {}  # local value numbering
         self.unsafe: set[int] = set()
 
     def emit(self, root: Scalar, guard: Val | None = None) -> Val:
@@ -425,17 +426,32 @@ class ScalarCode:
             elem = register_type(node.dtype)
             return value if elem == "i64" else scalars.cast(self.b, value, _int64(), node.dtype)
         if isinstance(node, Load):
-            return self.load(node, guard)
+            place = node.indices[0]
+            key: tuple[object, ...] = (node.source, id(place) if isinstance(place, Scalar)
+                                       else place, guard)
+            if key not in self.numbered:
+                self.numbered[key] = self.load(node, guard)
+            return self.numbered[key]
         assert isinstance(node, Call), type(node)
         if node.op == "where":
             return self.where(node, guard)
-        args = self.spread([self.visit(a, guard) for a in node.args])
+        args = tuple(self.visit(a, guard) for a in node.args)
+        key = (node.op, node.dtype, node.args[0].dtype, args)
+        if key not in self.numbered:
+            self.numbered[key] = self.operation(node, self.spread(args))
+        return self.numbered[key]
+
+    def operation(self, node: Call, args: Sequence[Val]) -> Val:
         source = node.args[0].dtype
         if node.op == "cast":
             return scalars.cast(self.b, args[0], source, node.dtype)
         if node.op == "bitcast":
             return self.b.cast("bitcast", args[0], register_type(node.dtype))
         return scalars.emit(self.b, node.op, args, source)
+
+    def forget(self, buffer: Buffer) -> None:
+        """After a store: what was loaded from the buffer may have changed."""
+        self.numbered = {k: v for k, v in self.numbered.items() if k[0] is not buffer}
 
     def where(self, node: Call, guard: Val | None) -> Val:
         condition = self.visit(node.args[0], guard)
@@ -468,8 +484,10 @@ class ScalarCode:
         dtype = node.source.dtype
         elem = memory_type(dtype)
 
+        # The address is made outside the branch: what it is made of may be used again later.
+        pointer = self.b.gep(elem, self.scope.memory[node.source], self.place(node))
+
         def read() -> list[Val]:
-            pointer = self.b.gep(elem, self.scope.memory[node.source], self.place(node))
             return [self.b.load(elem, pointer, dtype.itemsize)]
 
         value = (read() if guard is None else
@@ -640,7 +658,8 @@ class VectorLoop:
                 state[id(stmt)] = fresh
             else:
                 code.store(stmt, value)
-                code.memo.clear() if stmt.reduce else None
+                code.forget(stmt.buffer)
+                code.memo.clear()
         return [state[id(s)] for s in self.reductions]
 
     def widened(self, value: Val, lanes: Lanes) -> Val:
@@ -731,8 +750,8 @@ class VectorCode(ScalarCode):
     def visit(self, node: Scalar, guard: Val | None) -> Val:
         # In the masked tail every load that varies with the lane needs the mask.
         if guard is None and self.lanes.mask is not None and isinstance(node, Load):
-            return self.load(node, self.lanes.mask) if self.scope.known.get(
-                id(node)) is None else self.scope.known[id(node)]
+            known = self.scope.known.get(id(node))
+            return known if known is not None else self.compute(node, self.lanes.mask)
         return super().visit(node, guard)
 
     def pointer(self, source: Buffer, index: Index, elem: str) -> Val:
