@@ -9,6 +9,7 @@ the mean of as many calls as last two milliseconds. Compilation is never timed.
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import random
 import statistics
@@ -32,8 +33,13 @@ IDLE_SECONDS = 1e-3  # between alternatives, so that spinning workers of the las
 # Errors are compared with the largest value of the result: a sum of n terms may lose what is
 # small against the terms. bfloat16 keeps 8 bits, so half a unit in the last place is 2^-9.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.int64: 0.0, torch.bool: 0.0}
+PEER_SLACK = 16  # eager bfloat16 rounds after every operator of a chain: its error is not our matter
 
 Function = Callable[..., torch.Tensor]
+
+
+class WrongResult(Exception):
+    """An alternative's result is not what float64 says: its time would mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ def machine() -> dict[str, Any]:
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    return {"cpu": model, "chip": str(host()), "torch": torch.__version__,
+    return {"cpu": model, "load_average": os.getloadavg()[0], "chip": str(host()), "torch": torch.__version__,
             "terrazzo": tz.__version__, "python": platform.python_version()}
 
 
@@ -110,14 +116,15 @@ def check(row: Row, alternatives: dict[str, Function], inputs: Sequence[torch.Te
     for name, function in alternatives.items():
         result = function(*inputs)
         if result.shape != expected.shape:
-            raise AssertionError(f"{row.name}: {name} has shape {tuple(result.shape)}, expected "
-                                 f"{tuple(expected.shape)}")
+            raise WrongResult(f"{row.name}: {name} has shape {tuple(result.shape)}, expected "
+                              f"{tuple(expected.shape)}")
         difference = (result.double() - expected.double()).abs().max().item()
         errors[name] = difference / max(expected.double().abs().max().item(), 1e-30)
         allowed = TOLERANCES[result.dtype] if row.tolerance is None else row.tolerance
+        allowed *= 1 if name == "ours" else PEER_SLACK
         if not errors[name] <= allowed:
-            raise AssertionError(f"{row.name}: {name} is off by {errors[name]:.2e} of the largest "
-                                 f"value, allowed is {allowed:.2e}")
+            raise WrongResult(f"{row.name}: {name} is off by {errors[name]:.2e} of the largest "
+                              f"value, allowed is {allowed:.2e}")
     return errors
 
 

@@ -21,11 +21,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
-from common import QUICK_ROUNDS, ROUNDS, Result, Row, geometric_mean, machine, measure
+from common import (
+    QUICK_ROUNDS,
+    ROUNDS,
+    Result,
+    Row,
+    WrongResult,
+    geometric_mean,
+    machine,
+    measure,
+)
 from rich.console import Console
 from rich.table import Table
 
 import terrazzo as tz
+from terrazzo.errors import TerrazzoError
 
 SLOW = 0.85  # rows below this share of the faster peer's speed are listed by name
 f32, bf16 = torch.float32, torch.bfloat16
@@ -91,7 +101,7 @@ def pointwise_rows() -> None:
         def add(text: str, n: int, threads: Sequence[int], dtype: torch.dtype = f32,
                 name: str = name, make: Any = make) -> None:
             row(f"chain of {name}, {text}", "pointwise", normal((n,), (n,), dtype=dtype),
-                make(_Tz), make(torch), threads, 2**-6 if dtype is bf16 else None)
+                make(_Tz), make(torch), threads)
 
         add("f32 1 KB", 256, (1,))
         add("f32 4 MB", 1 << 20, (1, 2))
@@ -310,17 +320,24 @@ def print_summary(console: Console, results: Sequence[Result]) -> None:
         console.print(f"  {result.against_best():.2f}  {result.name}", highlight=False)
 
 
-def run(rows: Sequence[Row], compiled: bool, rounds: int, progress: Console) -> list[Result]:
-    """Measure rows one after the other."""
-    results = []
+def run(rows: Sequence[Row], compiled: bool, rounds: int, progress: Console
+        ) -> tuple[list[Result], list[str]]:
+    """Measure rows one after the other; also what went wrong."""
+    results: list[Result] = []
+    failures: list[str] = []
     for number, each in enumerate(rows, 1):
         start = time.perf_counter()
-        result = measure(each, compiled, rounds)
+        try:
+            result = measure(each, compiled, rounds)
+        except (WrongResult, TerrazzoError) as error:
+            failures.append(f"{each.name}: {error}")
+            progress.print(f"[{number}/{len(rows)}] {failures[-1]}", markup=False)
+            continue
         results.append(result)
         progress.print(f"[{number}/{len(rows)}] {each.name}: {result.against_best():.2f} of the "
                        f"faster peer ({time.perf_counter() - start:.1f} s)", highlight=False,
                        markup=False)
-    return results
+    return results, failures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -335,14 +352,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = re.compile(options.filter)
     rows = [r for r in ROWS if wanted.search(f"{r.group}: {r.name}")][:options.rows]
     console = Console(width=150) if not sys.stdout.isatty() else Console()
-    results = run(rows, not options.no_compile, QUICK_ROUNDS if options.quick else ROUNDS,
-                  Console(stderr=True))
+    results, failures = run(rows, not options.no_compile,
+                            QUICK_ROUNDS if options.quick else ROUNDS, Console(stderr=True))
     if options.json:
         options.json.write_text(json.dumps(
-            {"machine": machine(), "rows": [r.as_json() for r in results]}, indent=1) + "\n")
+            {"machine": machine(), "rows": [r.as_json() for r in results], "failures": failures},
+            indent=1) + "\n")
     print_table(console, results)
     print_summary(console, results)
-    return 0
+    for failure in failures:
+        console.print(f"failed: {failure}", style="red", markup=False)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

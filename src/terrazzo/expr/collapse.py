@@ -158,10 +158,9 @@ def _merged(outer: Axis, inner: Axis) -> tuple[Axis, dict[Var, Index]]:
     extent = outer.extent * inner.extent
     top = extent - 1 if isinstance(extent, int) else None
     var = Var(f"{outer.var.name}{inner.var.name}", 0, None if top is None else max(top, 0))
-    values: dict[Var, Index] = {outer.var: var // inner.extent, inner.var: var % inner.extent}
     if not isinstance(inner.extent, IndexExpr) and inner.extent == 0:
-        values = {outer.var: 0, inner.var: 0}
-    return Axis(var, 0, extent), values
+        return Axis(var, 0, extent), {outer.var: 0, inner.var: 0}
+    return Axis(var, 0, extent), {outer.var: var // inner.extent, inner.var: var % inner.extent}
 
 
 def _affine_after(body: Scalar | None, values: dict[Var, Index], var: Var,

@@ -262,6 +262,7 @@ class Instance:
 
     def root_ranges(self, opened: Iterable[str]) -> tuple[dict[Var, Interval], dict[Var, Interval]]:
         """Where each axis lies inside the loops `opened`: exactly, and in whole pieces."""
+        opened = set(opened)
         later = self._unopened(opened)
         exact: dict[Var, Interval] = {}
         whole: dict[Var, Interval] = {}
@@ -271,7 +272,8 @@ class Instance:
             limits = Interval(interval_of(self.resolve(root.lo), later).lo,
                               interval_of(self.resolve(root.hi) - 1, later).hi)
             whole[root.var] = around
-            exact[root.var] = around if around.is_point and not guarded else clip(around, limits)
+            inside = self.nest.leaves_of(name) <= opened and not guarded
+            exact[root.var] = around if inside else clip(around, limits)
         return exact, whole
 
 

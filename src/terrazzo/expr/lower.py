@@ -358,7 +358,8 @@ class _Lowering:
         if stage.attach[0] != inst.stage.name:
             return
         table = {a.var: inst.roots[a.var.name].var for a in inst.stage.axes}
-        indices = [substitute(i, table) for i in identity_read(stage, inst.stage)]
+        indices = [i if isinstance(i, Scalar) else substitute(i, table)
+                   for i in identity_read(stage, inst.stage)]
         _add_read(stage.tensor, indices, ranges, found)
 
     # ------------------------------------------------------------ stores

@@ -167,7 +167,7 @@ class _State:
             return None
         extent = outer.extent * inner.extent
         top = max(extent - 1, 0) if isinstance(extent, int) else None
-        var = Var(f"{outer.var.name}{inner.var.name}", 0, top)
+        var = Var(f"{outer.var.name}.{inner.var.name}", 0, top)
         values: dict[Var, Index] = {outer.var: var // inner.extent, inner.var: var % inner.extent}
         if inner.extent == 0:
             values = {outer.var: 0, inner.var: 0}

@@ -33,6 +33,7 @@ from terrazzo.scalar import (
     Reduce,
     Scalar,
     children,
+    const,
     loads,
     rewrite,
     substitute_indices,
@@ -373,16 +374,22 @@ def is_inside(state: Plan, stage: Stage, consumer: str, axis: str) -> bool:
     return is_inside(state, state.stage(name), consumer, axis)
 
 
+ANYWHERE = const(0)  # an index that is a scalar may point anywhere
+
+
 def identity_read(stage: Stage, consumer: Stage) -> tuple[Any, ...]:
     """The element of an output that belongs to each element of the stage it is computed at.
 
     An output has to be stored whole, whether or not the consumer reads it: so each of its
-    dimensions must be a dimension of the consumer at the same place, or 1.
+    dimensions must be a dimension of the consumer at the same place, or 1, or one that the
+    consumer does not have: all of that belongs to each of the consumer's elements.
     """
     indices: list[Any] = []
     for d, size in enumerate(stage.tensor.shape):
         if size == 1:
             indices.append(0)
+        elif d >= len(consumer.axes):
+            indices.append(ANYWHERE)
         elif d < len(consumer.axes) and consumer.tensor.shape[d] == size:
             indices.append(consumer.axes[d].var)
         else:

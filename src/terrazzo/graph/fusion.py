@@ -94,6 +94,8 @@ class _Fuser:
         self.aliases: dict[Value, Value] = {}
         self.constants: dict[Value, Any] = {}
         self.names: dict[str, int] = {}
+        self.order = {node: i for i, node in enumerate(graph.nodes)}
+        self.epilogue: set[Value] = set()  # between a reduction and where its uses join again
 
     def name(self, base: str) -> str:
         count = self.names.get(base, 0)
@@ -171,31 +173,45 @@ class _Fuser:
         consumers = self.consumers[value]
         if any(c.op.expr is None for c in consumers):
             return False
-        reduces = any(isinstance(n, Reduce) for n in walk(body))
-        if isinstance(body, Const):
+        if isinstance(body, Const) or is_view(body) or value in self.epilogue:
             return True
-        if is_view(body):
-            return True
+        reductions = sum(isinstance(n, Reduce) for n in walk(body))
+        if reductions:
+            return reductions == 1 and self.joins(value)
         for consumer in consumers:
-            if consumer.op.kind == "contract":
+            if consumer.op.kind == "contract" or (
+                    _grows(value, consumer) and cost(body) > BROADCAST_CHEAP):
                 return False
-            if reduces:
-                # An epilogue: the consumer computes exactly these elements, each once.
-                if len(consumers) > 1 or consumer.op.kind != "pointwise" or not _same_elements(
-                        value, consumer):
-                    return False
-                if node.op.kind == "contract" and any(
-                        v is not value and v is not None and _is_contraction(
-                            self.tensors.get(v)) for v in consumer.inputs):
-                    return False  # one contraction a kernel
-                if sum(isinstance(n, Reduce) for n in walk(body)) > 1:
-                    return False
-            elif _grows(value, consumer) and cost(body) > BROADCAST_CHEAP:
-                return False
-        if reduces:
-            return True
         uses = len(consumers)
         return uses == 1 or cost(body) <= CHEAP
+
+    def joins(self, value: Value) -> bool:
+        """Whether all uses of a reduction's result are one epilogue of the same elements.
+
+        Every path from the value leads through pointwise operators of its shape to one of them,
+        which then holds the whole computation, each element of the reduction used where it is
+        made. What lies between is marked to be inlined.
+        """
+        between: dict[Value, None] = {}
+        frontier = {n: None for n in self.consumers[value]}
+        for _ in range(64):
+            node = min(frontier, key=self.order.__getitem__)
+            if node.op.kind != "pointwise" or node.op.expr is None or len(
+                    node.types) > 1 or node.types[0].shape != value.shape:
+                return False
+            if any(v is not None and v is not value and v not in between and _has_reduction(
+                    self.tensors.get(v), self.inlined) for v in node.inputs):
+                return False  # one reduction an epilogue
+            if len(frontier) == 1:
+                self.epilogue |= set(between)
+                return True
+            result = node.outputs[0]
+            if result in self.outputs or result not in self.consumers:
+                return False
+            del frontier[node]
+            frontier |= {n: None for n in self.consumers[result]}
+            between[result] = None
+        return False
 
     # ------------------------------------------------------------ clustering
     def add_stage(self, stage: Tensor, node: Node) -> None:
@@ -371,8 +387,9 @@ def _row_prefix(shape: Sequence[Index]) -> tuple[Index, ...]:
     return tuple(shape[:end])
 
 
-def _same_elements(value: Value, consumer: Node) -> bool:
-    return consumer.types[0].shape == value.shape and len(consumer.types) == 1
+def _has_reduction(tensor: Tensor | None, inlined: Mapping[Tensor, Scalar | None]) -> bool:
+    body = None if tensor is None else inlined.get(tensor)
+    return body is not None and any(isinstance(n, Reduce) for n in walk(body))
 
 
 def _grows(value: Value, consumer: Node) -> bool:

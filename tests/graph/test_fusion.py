@@ -1,0 +1,105 @@
+"""Which operators share a kernel, and that sharing changes no value."""
+
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo.expr import evaluate as expr_evaluate
+from terrazzo.graph import evaluate
+from terrazzo.graph.fusion import fuse
+from terrazzo.graph.ir import TensorType
+from terrazzo.graph.passes import canonicalize, inline_composites
+from terrazzo.graph.trace import trace
+
+
+def fused(function, *shapes, dtype=tz.float32):
+    graph, _ = trace(function, [TensorType(s, dtype) for s in shapes])
+    graph = inline_composites(graph, whole=lambda node: False)
+    return fuse(canonicalize(graph)[0])
+
+
+def kinds(result):
+    return [(g.program.kind, len(g.program.stages)) for g in result.groups]
+
+
+def run(result, arrays):
+    """A fused graph evaluated program by program."""
+    memory = dict(zip(result.graph.inputs, arrays, strict=True)) | dict(result.constants)
+
+    def value(v):
+        if v in result.aliases:
+            return value(result.aliases[v]).reshape(v.shape)
+        return memory[v]
+
+    for group in result.groups:
+        outputs = expr_evaluate.run(group.program, [value(v) for v in group.inputs], {})
+        memory.update(zip(group.outputs, outputs, strict=True))
+    return [value(v) for v in result.graph.outputs]
+
+
+CASES = {
+    "chain": (lambda x: tz.exp(x) * 2 + 1, [(7, 5)], [("pointwise", 1)]),
+    "three outputs": (lambda x: (tz.sin(x), tz.cos(x), tz.sin(x) * tz.cos(x)), [(7, 5)],
+                      [("pointwise", 3)]),
+    "broadcast of something dear": (lambda x, b: x + tz.exp(b), [(64, 5), (5,)],
+                                    [("pointwise", 1), ("pointwise", 1)]),
+    "softmax": (lambda x: tz.softmax(x), [(16, 33)], [("rows", 4)]),
+    "layer norm": (lambda x, w, b: tz.layer_norm(x, w, b), [(16, 33), (33,), (33,)],
+                   [("rows", 3)]),
+    "row and its sum": (lambda x: (tz.exp(x), tz.sum(tz.exp(x), axis=-1)), [(16, 33)],
+                        [("rows", 2)]),
+    "bias and gelu in a product's epilogue": (
+        lambda x, w, b: tz.gelu(x @ w + b), [(6, 7), (7, 5), (5,)], [("contraction", 1)]),
+    "two products": (lambda x, w: (x @ w) @ w, [(6, 5), (5, 5)],
+                     [("contraction", 1), ("contraction", 1)]),
+    "product of products": (lambda x, w: (x @ w) * (w @ x), [(5, 5), (5, 5)],
+                            [("contraction", 1), ("contraction", 1)]),
+    "head split is a view": (
+        lambda x, w: tz.permute_dims(x.reshape((2, 3, 4)), axes=(1, 0, 2)) @ w,
+        [(2, 12), (4, 5)], [("contraction", 1)]),
+    "column sum stays alone": (lambda x: x - tz.mean(x, axis=0), [(600, 40)],
+                               [("rows", 1), ("pointwise", 1)]),
+    "few long rows are not fused": (lambda x: tz.softmax(x), [(2, 40000)],
+                                    [("rows", 1), ("pointwise", 1), ("rows", 1),
+                                     ("pointwise", 1)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_groups_and_values(name):
+    function, shapes, expected = CASES[name]
+    result = fused(function, *shapes)
+    assert kinds(result) == expected
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    wanted = evaluate.run(result.graph, arrays)
+    for got, want in zip(run(result, arrays), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+def test_no_cycle_between_kernels():
+    # The sum needs the whole product, the difference needs both: row fusion of the first and
+    # the last would have to wait for itself.
+    def function(x, w):
+        e = tz.exp(x)
+        return e - (e @ w)
+
+    result = fused(function, (64, 64), (64, 64))
+    made: set = set(result.graph.inputs)
+    for group in result.groups:
+        assert all(v in made for v in group.inputs)
+        made |= set(group.outputs)
+
+
+def test_half_types_are_not_rounded_inside_a_kernel():
+    result = fused(lambda x: (x * 3) / 3, (8,), dtype=tz.bfloat16)
+    (group,) = result.groups
+    text = str(group.program)
+    assert text.count("bf16(") == 1, text
+
+
+def test_large_constants_become_buffers():
+    table = np.arange(12, dtype=np.float32)
+    result = fused(lambda x: x + table, (12,))
+    assert len(result.constants) == 1
+    assert len(result.groups[0].inputs) == 2
