@@ -1,0 +1,447 @@
+"""How far a faithful computation may be from float64: running error analysis of a graph.
+
+Every value of a graph is computed in float64 together with a bound on the error that any level may
+make: each operator adds its own rounding to what its inputs bring along (Wilkinson's running error
+analysis; Higham, "Accuracy and Stability of Numerical Algorithms", chapter 3). So a tolerance is
+never guessed: it is wide where an expression cancels, zero where nothing rounds, and infinite
+where an inexact value decides something (a comparison, floor, an index, a cast to integer) and two
+faithful computations may legitimately decide differently.
+
+The bounds are of first order; `SAFETY` covers what they leave out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from terrazzo.dtypes import DType, float64
+from terrazzo.graph.evaluate import bind_dims, concrete, run_node
+from terrazzo.graph.ir import Graph, Node, TensorType, Value, expand
+from terrazzo.index import Var
+
+# Second-order terms of the bounds, and for float64 the error of the yardstick itself.
+SAFETY = 2.0
+
+# Units in the last place that one operation may be off. What is not listed may be off by FEW: the
+# elementary functions promise 2 in float32, numpy's own promise 4, and each is compared with both.
+FEW = 4.0
+_EXACT = (
+    "negative", "absolute", "sign", "floor", "ceil", "trunc", "round", "maximum", "minimum",
+    "copysign", "where", "fmod", "isnan", "isinf", "isfinite", "equal", "not_equal", "less",
+    "less_equal", "greater", "greater_equal",
+)  # fmt: skip
+ULPS: dict[str, float] = {
+    **dict.fromkeys(_EXACT, 0.0),
+    # Correctly rounded in the type of the arithmetic, and once more when stored in a half type.
+    **dict.fromkeys(("add", "subtract", "multiply", "divide", "sqrt", "astype", "full"), 1.0),
+    **dict.fromkeys(("lgamma", "digamma", "erfinv", "erfc", "power"), 2 * FEW),
+}
+_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+_MOVEMENT = {"reshape": None, "permute_dims": None, "broadcast_to": None, "concat": None,
+             "slice": None, "place": None, "take_at": 1, "gather": 1}  # how many inputs are data
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """Values in float64 (integers as they are), and a bound on the error of each."""
+
+    value: np.ndarray
+    error: np.ndarray
+
+    @property
+    def exact(self) -> bool:
+        """Whether no element can be off."""
+        return not self.error.any()
+
+
+def exactly(array: np.ndarray) -> Bounded:
+    """An input: known to the last bit."""
+    wide = array.astype(np.float64) if _is_float(array.dtype) else array
+    return Bounded(wide, np.zeros(array.shape))
+
+
+def _is_float(dtype: Any) -> bool:
+    return dtype.kind == "f" or dtype == ml_dtypes.bfloat16 or "float8" in dtype.name
+
+
+def run(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Value, Bounded]:
+    """Every value of a graph with its bound."""
+    return follow(graph, [exactly(a) for a in arrays], bind_dims(graph, arrays))
+
+
+def follow(graph: Graph, inputs: Sequence[Bounded], dims: Mapping[Var, int]
+           ) -> dict[Value, Bounded]:
+    """The same from inputs that may be off already."""
+    memory: dict[Value, Bounded] = dict(zip(graph.inputs, inputs, strict=True))
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            given = [None if v is None else _stored(memory[v], v.dtype) for v in node.inputs]
+            for value, result in zip(node.outputs, _node(node, given, dims), strict=True):
+                memory[value] = result
+    return memory
+
+
+# ---------------------------------------------------------------- one node
+def _node(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]) -> list[Bounded]:
+    if node.op.body is not None:
+        values = [None if b is None else Value(TensorType(b.value.shape, v.dtype))
+                  for b, v in zip(inputs, node.inputs, strict=True) if v is not None or b is None]
+        attrs = {k: concrete(v, dims) for k, v in node.attrs.items()}
+        body = Graph(node.op.name, tuple(v for v in values if v is not None),
+                     expand(node.op, values, attrs))
+        inner = follow(body, [b for b in inputs if b is not None], dims)
+        return [inner[v] for v in body.outputs]
+    given = [b for b in inputs if b is not None]
+    exact = all(b.exact for b in given)
+    name = node.op.name
+    if name == "bitcast":
+        return _bitcast(node, given[0], dims)
+    values = _run(node, [None if b is None else b.value for b in inputs], dims)
+    rule = _RULES.get(name, _elementwise if node.op.family == "elementwise" else _sampled)
+    if name in _MOVEMENT:
+        errors = _moved_errors(node, inputs, dims)
+    elif exact and not any(t.dtype.is_float for t in node.types):
+        errors = [np.zeros(v.shape) for v in values]
+    else:
+        errors = rule(node, inputs, values, dims)
+    return [_settled(v, np.broadcast_to(e, v.shape), t.dtype, name)
+            for v, e, t in zip(values, errors, node.types, strict=True)]
+
+
+def _run(node: Node, arrays: Sequence[np.ndarray | None], dims: Mapping[Var, int]
+         ) -> list[np.ndarray]:
+    return run_node(node, arrays, dims, wide=True)
+
+
+def _settled(value: np.ndarray, error: np.ndarray, dtype: DType, name: str) -> Bounded:
+    """A node's result with the rounding of the operation and of its type added."""
+    error = np.where(np.isnan(error), np.inf, error)
+    if not dtype.is_float:
+        return Bounded(value, np.where(error > 0, np.inf, 0.0))
+    if name not in _MOVEMENT and name not in ("constant", "max", "min"):
+        ulps = ULPS.get(name, FEW)
+        size = np.where(np.isfinite(value), np.abs(value), 0.0)
+        if ulps:
+            error = error + ulps * dtype.eps * size + smallest(dtype)
+    return Bounded(value, error)
+
+
+def _stored(bounded: Bounded, dtype: DType) -> Bounded:
+    """A value as its consumers see it: where its type may have overflowed, nothing is known."""
+    if not dtype.is_float:
+        return bounded
+    value, error = bounded.value, bounded.error
+    reach = np.abs(value) + error
+    finite = np.isfinite(value)
+    over = finite & (reach > dtype.max)
+    if not over.any():
+        return bounded
+    # float32 and float64 overflow wherever they are computed; half types do only where a level
+    # stores them, and a fused kernel keeps float32 inside.
+    surely = finite & (np.abs(value) - error > dtype.max * (1 + dtype.eps))
+    if dtype.compute is not dtype:
+        surely = np.zeros_like(surely)
+    value = np.where(surely, np.copysign(np.inf, value), value)
+    return Bounded(value, np.where(surely, 0.0, np.where(over, np.inf, error)))
+
+
+def smallest(dtype: DType) -> float:
+    """The least positive number of a float type: what underflow may cost."""
+    return float(ml_dtypes.finfo(dtype.np).smallest_subnormal)
+
+
+def growth(count: int) -> float:
+    """How roundings add up over a sum of so many terms, in any order.
+
+    The certain bound is `count`; Higham and Mary ("A New Approach to Probabilistic Rounding Error
+    Analysis", 2019) show 6 * sqrt(count) to hold but for one case in millions.
+    """
+    return min(float(count), 6.0 * math.sqrt(count)) + 1.0
+
+
+# ---------------------------------------------------------------- elementwise operators
+def _deviation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How far results are apart; equal infinities and two nans are not apart at all."""
+    if a.dtype.kind not in "f":
+        return np.where(a == b, 0.0, np.inf)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(same, 0.0, np.where(np.isfinite(a) & np.isfinite(b), np.abs(a - b), np.inf))
+
+
+def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+                 dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """Each input is moved by its error to both sides, and the effects are added."""
+    given = [b for b in inputs if b is not None]
+    (value,) = values
+    error = np.zeros(value.shape)
+    if node.op.name in _COMPARISONS:
+        x, y = given
+        reach = x.error + y.error
+        gap = _deviation(*np.broadcast_arrays(_wide(x.value), _wide(y.value)))
+        return [np.where((reach > 0) & ~(gap > reach), np.inf, 0.0)]
+    if node.op.name == "where":
+        chooser, x, y = given
+        chosen = np.where(chooser.value, x.error, y.error)
+        either = np.maximum(x.error, y.error) + _deviation(
+            *np.broadcast_arrays(_wide(x.value), _wide(y.value)))
+        return [np.where(chooser.error > 0, either, chosen)]
+    if node.op.name == "astype" and not node.types[0].dtype.is_float:
+        return [_to_integer(given[0], node.types[0].dtype)]
+    arrays = [b.value for b in given]
+    for i, b in enumerate(given):
+        if b.exact:
+            continue
+        unknown = ~np.isfinite(b.error)
+        if b.value.dtype.kind != "f":
+            error = error + np.where(b.error > 0, np.inf, 0.0)
+            continue
+        for sign in (1, -1):
+            moved = b.value + sign * np.where(unknown, 0.0, b.error)
+            (other,) = _run(node, [*arrays[:i], moved, *arrays[i + 1:]], dims)
+            error = np.maximum(error, 0.0) + _deviation(other, value)
+        error = error + np.where(unknown, np.inf, 0.0)
+    return [error]
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def _to_integer(x: Bounded, dtype: DType) -> np.ndarray:
+    """Casts to integers and booleans; what does not fit an integer has no defined result."""
+    if x.value.dtype.kind != "f":
+        return x.error
+    value, error = x.value, x.error
+    if dtype.is_bool:
+        return np.where((error > 0) & ~(np.abs(value) > error), np.inf, 0.0)
+    fits = (np.trunc(value) >= float(dtype.min)) & (np.trunc(value) < float(dtype.max) + 1)
+    stable = np.trunc(value - error) == np.trunc(value + error)
+    return np.where(fits & stable, 0.0, np.inf)
+
+
+def _bitcast(node: Node, x: Bounded, dims: Mapping[Var, int]) -> list[Bounded]:
+    """Bits are those of the narrow type, so the value goes back to it first."""
+    source = node.inputs[0]
+    assert source is not None
+    (narrow,) = run_node(node, [x.value.astype(source.dtype.np)], dims)
+    return [Bounded(exactly(narrow).value, np.where(x.error > 0, np.inf, 0.0))]
+
+
+# ---------------------------------------------------------------- reductions and contractions
+def _finite(array: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(array), np.abs(_wide(array)), 0.0)
+
+
+def _error_run(node: Node, arrays: Sequence[np.ndarray | None], dims: Mapping[Var, int],
+               **attrs: Any) -> list[np.ndarray]:
+    """A node's reference applied to errors or magnitudes, which are float64 whatever the type."""
+    types = tuple(TensorType(t.shape, float64) for t in node.types)
+    fake = Node(node.op, node.inputs, {**node.attrs, **attrs}, types, node.where)
+    return run_node(fake, arrays, dims, wide=True)
+
+
+def _accumulated(magnitude: np.ndarray, carried: np.ndarray, count: int, dtype: DType
+                 ) -> np.ndarray:
+    """The error of a sum of `count` terms whose magnitudes add up to `magnitude`."""
+    wide = dtype.compute
+    if not wide.is_float:
+        return np.where(carried > 0, np.inf, 0.0)
+    error = carried + growth(count) * wide.eps * magnitude + smallest(wide) * count
+    # Whether a partial sum overflows depends on the order of adding.
+    return np.where(magnitude + carried > wide.max, np.inf, error)
+
+
+def _count(inputs: Sequence[Bounded | None], values: Sequence[np.ndarray]) -> int:
+    x = inputs[0]
+    assert x is not None
+    return max(1, x.value.size // max(values[0].size, 1))
+
+
+def _plain(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"dtype": None} if "dtype" in attrs else {}
+
+
+def _sum(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+         dims: Mapping[Var, int]) -> list[np.ndarray]:
+    (x,) = inputs
+    assert x is not None
+    (magnitude,) = _error_run(node, [_finite(x.value)], dims, **_plain(node.attrs))
+    (carried,) = _error_run(node, [x.error], dims, **_plain(node.attrs))
+    return [_accumulated(magnitude, carried, _count(inputs, values), node.types[0].dtype)]
+
+
+def _prod(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+          dims: Mapping[Var, int]) -> list[np.ndarray]:
+    (x,) = inputs
+    assert x is not None
+    dtype = node.types[0].dtype.compute
+    plain = _plain(node.attrs)
+
+    def product(array: np.ndarray) -> np.ndarray:
+        return _error_run(node, [array], dims, **plain)[0]
+
+    size = _finite(x.value)
+    if not dtype.is_float:
+        return [np.where(_error_run(node, [1.0 + (x.error > 0)], dims, **plain)[0] > 1, np.inf, 0)]
+    most = product(size + x.error)
+    error = most - product(size) + growth(_count(inputs, values)) * dtype.eps * most
+    # The order of multiplying decides whether a partial product leaves the range of the type.
+    leaves = (product(np.maximum(size, 1.0)) > dtype.max) | (
+        product(np.where(size > 0, np.minimum(size, 1.0), 1.0)) < float(
+            ml_dtypes.finfo(dtype.np).smallest_normal))
+    return [np.where(leaves, np.inf, error)]
+
+
+def _extreme(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+             dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """max, min, any and all: off by no more than the worst of their inputs."""
+    (x,) = inputs
+    assert x is not None
+    sign = -1.0 if node.op.name in ("min", "all") else 1.0
+    if node.op.name in ("any", "all"):
+        return [np.where(_reduced(node, x.error, dims), np.inf, 0.0)]
+    return [sign * _error_run(node, [sign * x.error], dims)[0]]
+
+
+def _reduced(node: Node, error: np.ndarray, dims: Mapping[Var, int]) -> np.ndarray:
+    unsure = error > 0
+    given = ~unsure if node.op.name == "all" else unsure
+    (answer,) = run_node(node, [given], dims)
+    return ~answer if node.op.name == "all" else answer
+
+
+def _batch_matmul(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+                  dims: Mapping[Var, int]) -> list[np.ndarray]:
+    x, y = inputs
+    assert x is not None and y is not None
+
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return _error_run(node, [a, b], dims)[0]
+
+    left, right = _finite(x.value), _finite(y.value)
+    carried = np.zeros(values[0].shape)
+    if not x.exact:
+        carried = carried + product(x.error, right + y.error)
+    if not y.exact:
+        carried = carried + product(left, y.error)
+    count = x.value.shape[-2 if node.attrs["transpose_x"] else -1]
+    return [_accumulated(product(left, right), carried, max(count, 1), node.types[0].dtype)]
+
+
+# ---------------------------------------------------------------- the rest
+def _moved_errors(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]
+                  ) -> list[np.ndarray]:
+    """Operators that only move elements move their errors along."""
+    data = _MOVEMENT[node.op.name]
+    arrays: list[np.ndarray | None] = []
+    for i, b in enumerate(inputs):
+        moved = data is None or i < data
+        arrays.append(None if b is None else b.error if moved else b.value)
+    attrs = {"value": 0.0} if "value" in node.attrs else {}
+    errors = _error_run(node, arrays, dims, **attrs)
+    indices = [b for b in inputs[data or len(inputs):] if b is not None]
+    return [np.full_like(e, np.inf) if any(not b.exact for b in indices) else e for e in errors]
+
+
+def _sorted(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+            dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """Sorting is 1-Lipschitz in its values; positions are known only when the values are."""
+    (x,) = inputs
+    assert x is not None
+    worst = float(np.max(x.error, initial=0.0))
+    return [np.full(v.shape, worst if i == 0 else (np.inf if worst else 0.0))
+            for i, v in enumerate(values)]
+
+
+_SAMPLES = 4
+
+
+def _sampled(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+             dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """Any other operator: errors of random sign are tried (Monte Carlo arithmetic, Parker)."""
+    errors = [np.zeros(v.shape) for v in values]
+    given = [b for b in inputs if b is not None]
+    if not all(b.exact for b in given):
+        if any(not np.isfinite(b.error).all() for b in given) or any(
+                b.value.dtype.kind != "f" and not b.exact for b in given):
+            return [np.full(v.shape, np.inf) for v in values]
+        rng = np.random.default_rng(len(given))
+        for _ in range(_SAMPLES):
+            moved = [b if b is None or b.exact else
+                     b.value + b.error * rng.choice([-1.0, 1.0], b.value.shape) for b in inputs]
+            other = _run(node, [m.value if isinstance(m, Bounded) else m for m in moved], dims)
+            errors = [np.maximum(e, _deviation(o, v)) for e, o, v in zip(errors, other, values)]
+        errors = [_SAMPLES * e for e in errors]
+    if any(t.dtype.is_float for t in node.types) and node.op.kind in ("opaque", "reduce",
+                                                                      "contract"):
+        sizes = [None if b is None else _finite(b.value) if b.value.dtype.kind == "f" else b.value
+                 for b in inputs]
+        count = max((b.value.size for b in given), default=1)
+        for i, (magnitude, type) in enumerate(zip(_run(node, sizes, dims), node.types)):
+            if type.dtype.is_float:
+                errors[i] = errors[i] + _accumulated(_finite(magnitude), np.zeros(()), count,
+                                                     type.dtype)
+    return errors
+
+
+Rule = Callable[[Node, list[Bounded | None], list[np.ndarray], Mapping[Var, int]],
+                list[np.ndarray]]
+_RULES: dict[str, Rule] = {
+    "sum": _sum, "prod": _prod, "max": _extreme, "min": _extreme, "any": _extreme,
+    "all": _extreme, "batch_matmul": _batch_matmul, "sort_pairs": _sorted, "top_few": _sorted,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- comparing
+@dataclass(frozen=True)
+class Difference:
+    """How a result compares: its worst error, and the first element that is out of bounds."""
+
+    ulps: float = 0.0
+    share: float = 0.0  # of what the bound allows
+    index: tuple[int, ...] | None = None
+    expected: Any = None
+    got: Any = None
+    checked: int = 0
+
+
+def compare(got: np.ndarray, expected: Bounded, dtype: DType, allow: float = SAFETY) -> Difference:
+    """Hold a result against a bounded value."""
+    got = np.asarray(got)
+    sure = np.isfinite(expected.error)
+    if not dtype.is_float:
+        wrong = sure & (got != expected.value)
+        return _difference(got, expected.value, wrong, np.zeros(got.shape), np.zeros(got.shape),
+                           int(sure.sum()))
+    with np.errstate(all="ignore"):
+        found, value, error = got.astype(np.float64), expected.value, expected.error
+        over = np.abs(value) > dtype.max * (1 + dtype.eps / 4)
+        edge = np.isfinite(value) & (np.abs(value) + error >= dtype.max) & ~(
+            np.abs(value) - error > dtype.max * (1 + dtype.eps))
+        value = np.where(over & np.isfinite(value), np.copysign(np.inf, value), value)
+        sure &= ~edge
+        away = _deviation(found, value)
+        # Rounding to the type is not an error of anybody's.
+        room = allow * error + 0.5 * dtype.eps * np.where(np.isfinite(value), np.abs(value), 0.0
+                                                          ) + smallest(dtype)
+        wrong = sure & ~(away <= room)
+        unit = np.maximum(dtype.eps * np.where(np.isfinite(value), np.abs(value), 0.0),
+                          smallest(dtype))
+        ulps = np.where(sure, away / unit, 0.0)
+        share = np.where(sure, away / room, 0.0)
+    return _difference(got, value.astype(dtype.np), wrong, ulps, share, int(sure.sum()))
+
+
+def _difference(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, ulps: np.ndarray,
+                share: np.ndarray, checked: int) -> Difference:
+    worst, part = float(np.max(ulps, initial=0.0)), float(np.max(share, initial=0.0))
+    if not wrong.any():
+        return Difference(worst, part, checked=checked)
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return Difference(worst, part, index, expected[index], got[index], checked)

@@ -1,0 +1,56 @@
+"""The same kernels for other instruction sets: AVX2, AVX-512 and NEON, by their assembly."""
+
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo.chips.cpu import avx2_spec, host, neon_spec
+from terrazzo.compiler import Lowering
+from terrazzo.graph import evaluate
+from terrazzo.graph.ir import TensorType
+from terrazzo.graph.trace import trace
+from terrazzo.knobs import knobs
+from terrazzo.runtime.executable import Executable
+
+KERNELS = {
+    "gelu": (lambda x: tz.gelu(x, approximate="tanh"), [(64, 96)]),
+    "softmax": (lambda x: tz.softmax(x), [(64, 96)]),
+    "column sum": (lambda x: tz.sum(x, axis=0), [(64, 96)]),
+    "product": (lambda x, w: tz.relu(x @ w), [(33, 40), (40, 50)]),
+}
+
+
+def graph_of(name, dtype=tz.float32):
+    function, shapes = KERNELS[name]
+    return trace(function, [TensorType(s, dtype) for s in shapes], name="kernel")[0]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("dtype", [tz.float32, tz.bfloat16, tz.float16], ids=lambda d: d.short)
+def test_neon(name, dtype):
+    assembly = Lowering(graph_of(name, dtype), neon_spec()).assembly()
+    assert ".4s" in assembly, "no 128-bit vectors of floats"
+    assert "ymm" not in assembly
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_avx2_uses_256_bits_and_no_more(name):
+    assembly = Lowering(graph_of(name), avx2_spec()).assembly()
+    assert "%ymm" in assembly
+    assert "%zmm" not in assembly
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_narrower_code_gives_the_same_values(name):
+    chip = host()
+    if chip.vector_bits <= 128 or not chip.llvm_triple.startswith("x86_64"):
+        pytest.skip("needs an x86 CPU with AVX2")
+    graph = graph_of(name)
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(v.shape).astype("f") for v in graph.inputs]
+    (wanted,) = evaluate.run(graph, arrays, wide=True)
+    for bits in {128, 256, chip.vector_bits}:
+        with knobs.override(vector_bits=bits):
+            artifact = Lowering(graph, host()).artifact()
+        got = Executable(artifact)(*arrays)
+        np.testing.assert_allclose(got, wanted, rtol=3e-5, atol=3e-6)
