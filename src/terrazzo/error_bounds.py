@@ -34,7 +34,7 @@ FEW = 4.0
 _EXACT = (
     "negative", "absolute", "sign", "floor", "ceil", "trunc", "round", "maximum", "minimum",
     "copysign", "where", "fmod", "isnan", "isinf", "isfinite", "equal", "not_equal", "less",
-    "less_equal", "greater", "greater_equal",
+    "less_equal", "greater", "greater_equal", "sort_pairs", "top_few", "constant", "max", "min",
 )  # fmt: skip
 ULPS: dict[str, float] = {
     **dict.fromkeys(_EXACT, 0.0),
@@ -90,8 +90,8 @@ def follow(graph: Graph, inputs: Sequence[Bounded], dims: Mapping[Var, int]
 # ---------------------------------------------------------------- one node
 def _node(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]) -> list[Bounded]:
     if node.op.body is not None:
-        values = [None if b is None else Value(TensorType(b.value.shape, v.dtype))
-                  for b, v in zip(inputs, node.inputs, strict=True) if v is not None or b is None]
+        values = [None if v is None or b is None else Value(TensorType(b.value.shape, v.dtype))
+                  for b, v in zip(inputs, node.inputs, strict=True)]
         attrs = {k: concrete(v, dims) for k, v in node.attrs.items()}
         body = Graph(node.op.name, tuple(v for v in values if v is not None),
                      expand(node.op, values, attrs))
@@ -124,11 +124,10 @@ def _settled(value: np.ndarray, error: np.ndarray, dtype: DType, name: str) -> B
     error = np.where(np.isnan(error), np.inf, error)
     if not dtype.is_float:
         return Bounded(value, np.where(error > 0, np.inf, 0.0))
-    if name not in _MOVEMENT and name not in ("constant", "max", "min"):
-        ulps = ULPS.get(name, FEW)
+    ulps = 0.0 if name in _MOVEMENT else ULPS.get(name, FEW)
+    if ulps:
         size = np.where(np.isfinite(value), np.abs(value), 0.0)
-        if ulps:
-            error = error + ulps * dtype.eps * size + smallest(dtype)
+        error = error + ulps * dtype.eps * size + smallest(dtype)
     return Bounded(value, error)
 
 
@@ -201,11 +200,12 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
         if b.value.dtype.kind != "f":
             error = error + np.where(b.error > 0, np.inf, 0.0)
             continue
+        sides = []
         for sign in (1, -1):
             moved = b.value + sign * np.where(unknown, 0.0, b.error)
             (other,) = _run(node, [*arrays[:i], moved, *arrays[i + 1:]], dims)
-            error = np.maximum(error, 0.0) + _deviation(other, value)
-        error = error + np.where(unknown, np.inf, 0.0)
+            sides.append(_deviation(other, value))
+        error = error + np.maximum(*sides) + np.where(unknown, np.inf, 0.0)
     return [error]
 
 

@@ -58,6 +58,8 @@ _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 _DOT_ROWS = 12  # up to here inner products beat transposing B into panels
 _PANEL_ROWS = 256  # up to here one task packs a panel for all rows
 _FEW_COLUMNS = 8
+BLOCKED = False
+ROWS = 0
 
 
 def lower_contraction(program: Program, chip: ChipSpec) -> Function | None:
@@ -87,6 +89,7 @@ class _Place:
     at: Index
     outer: Index
     inner: Index
+    blocked: bool = False
 
 
 Values = Mapping[Var, Index]
@@ -343,7 +346,7 @@ class _Gemm:
         packed = Buffer(self.fresh("b_packed"), self.wide, size)
         room = self.chip.l2_bytes // 2 // self.wide.itemsize
         deepest = bounds(self.k)[1]
-        most = min(384, max(96, room // max(deepest or 1024, 1)))
+        most = ROWS or min(384, max(96, room // max(deepest or 1024, 1)))
         blocks = maximum(ceildiv(self.m, most), 1)
         rows = ceildiv(ceildiv(self.m, self.mr), blocks) * self.mr
 
@@ -351,6 +354,18 @@ class _Gemm:
             start = (self.member(factor, values) * panels + panel) * self.k * nr
             return _Place(packed, start - panel * nr, nr, 1)
 
+        if BLOCKED:
+            apack = Buffer(self.fresh("a_packed"), self.wide, self.members(self.product.a)*ceildiv(self.m, self.mr)*self.mr*self.k)
+            f = self.product.a
+            task = self.var("task"); r = self.var("r", self.mr); ps = self.var("pass"); q = self.var("q", self.kc_most)
+            row = task*self.mr + r
+            start = ps*self.kc
+            depth = minimum(self.kc, self.k - start)
+            values = {self.product.row.var: row, self.product.k.var: start + q}
+            val = cast(self.on_buffers(f.value, values), self.wide)
+            packa = For(task, 0, ceildiv(self.m, self.mr), For(ps, 0, self.k_passes, For(r, 0, minimum(self.mr, self.m - task*self.mr),
+                        For(q, 0, depth, Store(apack, task*self.mr*self.k + start*self.mr + r*depth + q, val), "vector"))), "parallel")
+            return Alloc(apack, block(packa, Alloc(packed, block(self.pack_all(packed), self.tasks(lambda v: _Place(apack, 0, 0, 1, True), rows, b_place)))))
         return self.with_a(False, lambda a: Alloc(packed, block(
             self.pack_all(packed), self.tasks(a, rows, b_place))))
 
@@ -385,7 +400,10 @@ class _Gemm:
             else:
                 whole = b_place(values, panel)
                 b = _Place(whole.buffer, whole.at + first + start * whole.outer, whole.outer, 1)
-            shifted = _Place(a.buffer, a.at + first_row * a.outer + start * a.inner, a.outer,
+            if getattr(a, "blocked", False):
+                shifted = _Place(a.buffer, a.at + first_row * self.k + start * self.mr, depth, 1, True)
+            else:
+                shifted = _Place(a.buffer, a.at + first_row * a.outer + start * a.inner, a.outer,
                              a.inner)
             return block(packing, self.row_tiles(sums, shifted, b, depth, count, columns,
                                                  accumulate))
@@ -458,7 +476,7 @@ class _Gemm:
 
         def tile(row: Index, height: int, live: Index | None) -> Stmt:
             return fma_tile(sums.buffer, sums.at + row * sums.outer, a.buffer,
-                            a.at + row * a.outer, b.buffer, b.at, depth, a.outer, a.inner,
+                            a.at + row * (self.k if a.blocked else a.outer), b.buffer, b.at, depth, a.outer, a.inner,
                             b.outer, sums.outer, height, nr, accumulate, live)
 
         def full(live: Index | None) -> Stmt:

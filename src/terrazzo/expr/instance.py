@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from terrazzo.dtypes import int64
 from terrazzo.expr.plan import Stage, rename_axes
 from terrazzo.expr.schedule import Fuse, Split
 from terrazzo.index import (
@@ -26,7 +27,7 @@ from terrazzo.index import (
     substitute,
 )
 from terrazzo.loop.bounds import Interval, clip, interval_of, length
-from terrazzo.scalar import Reduce, Scalar, call, rewrite, substitute_indices
+from terrazzo.scalar import FromIndex, Reduce, Scalar, call, rewrite, substitute_indices
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,6 @@ class Guard:
 
 
 def _scalar(index: Index) -> Scalar:
-    from terrazzo.dtypes import int64
-    from terrazzo.scalar import FromIndex
-
     return FromIndex(int64, index)
 
 

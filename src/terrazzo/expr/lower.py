@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from terrazzo.dtypes import DType
 from terrazzo.expr.instance import Guard, Instance
 from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.place import Place, storage_parts, storage_size
 from terrazzo.expr.plan import (
     Plan,
     Stage,
@@ -24,20 +24,18 @@ from terrazzo.expr.plan import (
     plan,
     top_reductions,
 )
-from terrazzo.expr.schedule import Schedule, Split
+from terrazzo.expr.regions import Ranges, Reads, add_read, collect_reads, storage_range
+from terrazzo.expr.schedule import Schedule
 from terrazzo.expr.tensorize import tensorize
-from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, proves_eq, proves_le, substitute
-from terrazzo.loop.bounds import Interval, clip, hull, interval_of, plus
+from terrazzo.expr.work import count_operations
+from terrazzo.index import Index, Var, bounds, proves_eq, substitute
+from terrazzo.loop.bounds import Interval, plus
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.scalar import (
-    OPS,
     REDUCTIONS,
-    Axis,
-    Call,
     Load,
     Reduce,
     Scalar,
-    call,
     children,
     const,
     loads,
@@ -57,52 +55,6 @@ Region = list[tuple[Index, Index, Index]]  # lo, hi and room of each dimension
 def lower(program: Program, schedule: Schedule, name: str | None = None) -> Function:
     """The loops that compute a program as a schedule says."""
     return _Lowering(plan(program, schedule)).function(name or program.name)
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """Where a tensor's elements are: a whole tensor in a parameter, or a region of it in a local.
-
-    A local begins at `base` and holds `sizes` elements of each dimension, in the order `parts`:
-    (dimension, divisor, size) says that `offset // divisor % size` is one coordinate of storage.
-    """
-
-    buffer: Buffer
-    tensor: Tensor
-    base: tuple[Index, ...] | None = None
-    parts: tuple[tuple[int, int, Index], ...] = ()
-
-    def address(self, indices: Sequence[Index | Scalar]) -> Index | Scalar:
-        """The address of an element of the tensor."""
-        if self.base is None:
-            return self.tensor.flat(indices)
-        storage = Tensor(self.buffer.name, tuple(size for _, _, size in self.parts),
-                         self.buffer.dtype)
-        counted = [sum(1 for d, _, _ in self.parts if d == dim) for dim in range(len(indices))]
-        coordinates = []
-        for dim, divisor, size in self.parts:
-            at = _minus(indices[dim], self.base[dim])
-            if divisor > 1:
-                at = _apply("floordiv", at, divisor)
-            if counted[dim] > 1 and not self._is_outermost(dim, divisor):
-                at = _apply("mod", at, size)
-            coordinates.append(at)
-        return storage.flat(coordinates)
-
-    def _is_outermost(self, dim: int, divisor: int) -> bool:
-        return all(other <= divisor for d, other, _ in self.parts if d == dim)
-
-
-def _minus(index: Index | Scalar, base: Index) -> Any:
-    if isinstance(index, Scalar):
-        return index if base == 0 else call("sub", index, base)
-    return index - base
-
-
-def _apply(op: str, value: Any, other: Index) -> Any:
-    if isinstance(value, Scalar):
-        return call(op, value, other)
-    return value // other if op == "floordiv" else value % other
 
 
 @dataclass
@@ -159,7 +111,7 @@ class _Lowering:
         return Alloc(buffer, block(self._stage(stage, region), self._sequence(rest)))
 
     def _allocate(self, stage: Stage, base: Sequence[Index], sizes: Sequence[Index]) -> Buffer:
-        parts = _storage_parts(stage, sizes)
+        parts = storage_parts(stage, sizes)
         total = num_elements(size for _, _, size in parts)
         buffer = Buffer(self.fresh(stage.name), stage.tensor.dtype, total)
         self.places[stage.tensor] = Place(buffer, stage.tensor, tuple(base), parts)
@@ -329,7 +281,7 @@ class _Lowering:
         ranges = Ranges(exact, whole, full)
         found: Reads = {}
         for expr in reads:
-            _collect_reads(expr, ranges, found)
+            collect_reads(expr, ranges, found)
         result: dict[Tensor, tuple[list[Index], list[Index], Region]] = {}
         for stage in reversed(inside):
             if self.plan.is_output(stage.tensor):
@@ -340,14 +292,14 @@ class _Lowering:
             sizes: list[Index] = []
             region: Region = []
             for size, (tight, loose) in zip(stage.tensor.shape, found[stage.tensor], strict=True):
-                start, room = _storage_range(size, loose)
+                start, room = storage_range(size, loose)
                 lo, hi = tight
                 assert lo is not None and hi is not None
                 base.append(start)
                 sizes.append(room)
                 region.append((lo, plus(hi, 1), room))
             result[stage.tensor] = base, sizes, region
-            _collect_reads(stage.body, Ranges(
+            collect_reads(stage.body, Ranges(
                 {a.var: Interval(lo, hi - 1) for a, (lo, hi, _) in zip(stage.axes, region)},
                 {a.var: Interval(b, b + n - 1) for a, b, n in zip(stage.axes, base, sizes)},
                 {a.var: Interval(a.lo, a.hi - 1) for a in stage.axes}), found)
@@ -360,7 +312,7 @@ class _Lowering:
         table = {a.var: inst.roots[a.var.name].var for a in inst.stage.axes}
         indices = [i if isinstance(i, Scalar) else substitute(i, table)
                    for i in identity_read(stage, inst.stage)]
-        _add_read(stage.tensor, indices, ranges, found)
+        add_read(stage.tensor, indices, ranges, found)
 
     # ------------------------------------------------------------ stores
     def _assign(self, inst: Instance, buffer: Buffer, index: Index | Scalar, value: Scalar,
@@ -421,35 +373,6 @@ def _live_stages(state: Plan) -> list[Stage]:
     return live[::-1]
 
 
-def storage_size(tensor: Tensor) -> Index:
-    """How many elements of memory a tensor spans, strides included."""
-    if tensor.strides is None:
-        return num_elements(tensor.shape)
-    span: Index = 1
-    for size, stride in zip(tensor.shape, tensor.strides, strict=True):
-        span = span + (size - 1) * stride
-    return span
-
-
-def _storage_parts(stage: Stage, sizes: Sequence[Index]) -> tuple[tuple[int, int, Index], ...]:
-    if stage.packed is None:
-        return tuple((d, 1, size) for d, size in enumerate(sizes))
-    splits = {r.axis: r for r in stage.nest.relations if isinstance(r, Split)}
-    parts: dict[str, tuple[int, int, Index]] = {}
-
-    def take_apart(axis: str, dim: int, divisor: int, size: Index) -> None:
-        step = splits.get(axis)
-        if step is None:
-            parts[axis] = dim, divisor, size
-            return
-        take_apart(step.outer, dim, divisor * step.factor, ceildiv(size, step.factor))
-        take_apart(step.inner, dim, divisor, step.factor)
-
-    for dim, (axis, size) in enumerate(zip(stage.nest.data, sizes, strict=True)):
-        take_apart(axis, dim, 1, size)
-    return tuple(parts[axis] for axis in stage.packed)
-
-
 def _from_zero(inst: Instance, leaf: str) -> Index:
     value = inst.value(leaf)
     return value - inst.resolve(inst.roots[leaf].lo) if leaf in inst.roots else value
@@ -495,105 +418,3 @@ def _allocs(buffers: Sequence[Buffer], code: Sequence[Stmt]) -> Stmt:
     for buffer in reversed(buffers):
         stmt = Alloc(buffer, stmt)
     return stmt
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """Where axes lie at some loop: exactly, in whole pieces, and anywhere in the program."""
-
-    exact: dict[Var, Interval]
-    whole: dict[Var, Interval]
-    full: dict[Var, Interval]
-
-    def copy(self) -> Ranges:
-        return Ranges(dict(self.exact), dict(self.whole), dict(self.full))
-
-
-# For each tensor and dimension, what is read of it: exactly, and in whole pieces.
-Reads = dict[Tensor, list[tuple[Interval, Interval]]]
-
-
-def _collect_reads(expr: Scalar, ranges: Ranges, found: Reads) -> None:
-    """Add the ranges of all loads of an expression to what was found so far."""
-    ranges = ranges.copy()
-    nodes = list(walk(expr))
-    for node in reversed(nodes):
-        if isinstance(node, Reduce):
-            for axis in node.axes:
-                if axis.var not in ranges.exact:
-                    for table in (ranges.exact, ranges.whole, ranges.full):
-                        table[axis.var] = _axis_range(axis, table)
-    for node in nodes:
-        if isinstance(node, Load) and isinstance(node.source, Tensor):
-            _add_read(node.source, node.indices, ranges, found)
-
-
-def _axis_range(axis: Axis, ranges: dict[Var, Interval]) -> Interval:
-    return Interval(interval_of(axis.lo, ranges).lo, interval_of(axis.hi - 1, ranges).hi)
-
-
-def _add_read(tensor: Tensor, indices: Sequence[Index | Scalar], ranges: Ranges,
-              found: Reads) -> None:
-    places = []
-    for size, index in zip(tensor.shape, indices, strict=True):
-        limits = Interval(0, size - 1)
-        if isinstance(index, Scalar):  # a computed index may point anywhere
-            places.append((limits, limits))
-            continue
-        exact = interval_of(index, ranges.exact)
-        anywhere = interval_of(index, ranges.full)
-        if (anywhere.lo is None or anywhere.hi is None or not proves_le(0, anywhere.lo)
-                or not proves_le(anywhere.hi, size - 1)):
-            exact = clip(exact, limits)  # a guarded read past the edge needs nothing there
-        places.append((exact, interval_of(index, ranges.whole)))
-    if tensor in found:
-        places = [(hull(a, b), hull(c, d)) for (a, c), (b, d) in zip(found[tensor], places)]
-    found[tensor] = places
-
-
-def _storage_range(size: Index, loose: Interval) -> tuple[Index, Index]:
-    """Where the storage of one dimension begins and how long it is; a number where possible."""
-    if loose.lo is None or loose.hi is None:
-        return 0, size
-    room = loose.hi - loose.lo + 1
-    if isinstance(room, IndexExpr):
-        most = bounds(room)[1]
-        if most is not None:
-            room = most
-    if proves_le(size, room):
-        return 0, size
-    return loose.lo, room
-
-
-def count_operations(stages: Sequence[Stage]) -> Index:
-    """Arithmetic operations of a program, as the roofline counts them."""
-    total: Index = 0
-    for stage in stages:
-        ranges = {a.var: Interval(a.lo, a.hi - 1) for a in stage.axes}
-        per_element, weights = _operations(stage.body, ranges), num_elements(stage.tensor.shape)
-        total = total + per_element * weights
-    return total
-
-
-def _operations(expr: Scalar, ranges: dict[Var, Interval]) -> Index:
-    total: Index = 0
-    seen: set[int] = set()
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Reduce):
-            inner = dict(ranges)
-            count: Index = 1
-            for axis in node.axes:
-                inner[axis.var] = _axis_range(axis, inner)
-                extent = interval_of(axis.extent, inner).hi
-                count = count * (axis.extent if extent is None else extent)
-            total = total + count * (_operations(node.value, inner) + 1)
-        else:
-            if isinstance(node, Call) and node.op != "cast":
-                total = total + OPS[node.op].cost
-            stack.extend(children(node))
-    return total

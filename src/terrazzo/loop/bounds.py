@@ -13,7 +13,6 @@ from terrazzo.index import (
     Max,
     Min,
     Var,
-    bounds,
     free_vars,
     interpret,
     maximum,
@@ -74,11 +73,6 @@ def clip(inner: Interval, outer: Interval) -> Interval:
     hi = inner.hi if outer.hi is None else (
         outer.hi if inner.hi is None else minimum(outer.hi, inner.hi))
     return Interval(lo, hi)
-
-
-def upper_constant(index: Index) -> int | None:
-    """A number that an index never exceeds, if there is one."""
-    return bounds(index)[1]
 
 
 def _add(a: Interval, b: Interval) -> Interval:

@@ -96,6 +96,11 @@ _COMPARE_FOLDS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+def _as_bits(ty: str) -> str:
+    """The integers to move half types as: LLVM takes masked ones apart by way of float32."""
+    return ty.replace("bfloat", "i16").replace("half", "i16")
+
+
 class Builder:
     """One function being written: methods append instructions to the current block.
 
@@ -387,24 +392,29 @@ class Builder:
 
     def masked_load(self, ty: str, ptr: Val, mask: Val, passthru: Operand, align: int) -> Val:
         """Loads the lanes where the mask is set; the others come from passthru."""
-        args = [ptr, mask, self._as(ty, passthru)]
-        return self.intrinsic("llvm.masked.load", args, ty, arg_attrs={0: f"align {align}"})
+        bits = _as_bits(ty)
+        fill = self.bitcast(self._as(ty, passthru), bits)
+        loaded = self.intrinsic("llvm.masked.load", [ptr, mask, fill], bits,
+                                arg_attrs={0: f"align {align}"})
+        return self.bitcast(loaded, ty)
 
     def masked_store(self, v: Val, ptr: Val, mask: Val, align: int) -> None:
         """Stores the lanes where the mask is set."""
-        args = [v, ptr, mask]
+        args = [self.bitcast(v, _as_bits(v.ty)), ptr, mask]
         self.intrinsic("llvm.masked.store", args, "void", arg_attrs={1: f"align {align}"})
 
     def masked_gather(
         self, ty: str, ptrs: Val, mask: Val, passthru: Operand, align: int = 1
     ) -> Val:
         """Loads each lane from its own address where the mask is set."""
-        args = [ptrs, mask, self._as(ty, passthru)]
-        return self.intrinsic("llvm.masked.gather", args, ty, arg_attrs={0: f"align {align}"})
+        bits = _as_bits(ty)
+        args = [ptrs, mask, self.bitcast(self._as(ty, passthru), bits)]
+        loaded = self.intrinsic("llvm.masked.gather", args, bits, arg_attrs={0: f"align {align}"})
+        return self.bitcast(loaded, ty)
 
     def masked_scatter(self, v: Val, ptrs: Val, mask: Val, align: int = 1) -> None:
         """Stores each lane to its own address where the mask is set."""
-        args = [v, ptrs, mask]
+        args = [self.bitcast(v, _as_bits(v.ty)), ptrs, mask]
         self.intrinsic("llvm.masked.scatter", args, "void", arg_attrs={1: f"align {align}"})
 
     def gep(self, elem: str, ptr: Val, offset: Operand, inbounds: bool = True) -> Val:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from terrazzo.codegen.llvm.builder import Builder, Module, Val, const, iota, vec
 from terrazzo.codegen.llvm.convert import to_f32
 from terrazzo.codegen.llvm.scalars import memory_type
+from terrazzo.codegen.llvm.tile_transpose import emit_transposed_copy
 
 if TYPE_CHECKING:
     from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
@@ -439,4 +440,5 @@ TEMPLATES: dict[str, Callable[..., bool]] = {
     "fma_tile": _fma_tile,
     "dot_tile": _dot_tile,
     "transpose_tile": _transpose_tile,
+    "transposed_copy": emit_transposed_copy,
 }

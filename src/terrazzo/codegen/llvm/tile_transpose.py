@@ -1,0 +1,150 @@
+"""The template of `transposed_copy`: square blocks are transposed in registers.
+
+A block's rows are whole vectors on both sides, so memory sees only contiguous loads and stores.
+Blocks that stick out of the copied region are masked, where the chip has masked moves of such
+elements; elsewhere what sticks out is copied one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.codegen.llvm.builder import Builder, Val, const, iota, vec
+
+if TYPE_CHECKING:
+    from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
+    from terrazzo.loop.ir import Tile
+
+LARGEST_BLOCK = 16  # rows of a block: with the shuffles' temporaries this fills 32 registers
+
+
+def emit_transposed_copy(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
+    """Write the tile as a call of an internal function, one for each type and pair of strides."""
+    (target, d_at), (source, s_at) = tile.places
+    if target.dtype is not source.dtype:
+        return False
+    bits = 8 * target.dtype.itemsize
+    elem = f"i{bits}"
+    registers = emitter.chip.vector_registers
+    width = min(emitter.chip.lanes(bits), LARGEST_BLOCK, registers // 2)
+    if width < 2:
+        return False
+    b = emitter.b
+    rows, columns, ldd, lds = [emitter.index(s, scope) for s in tile.sizes]
+    strides = "_".join("x" if s.literal is None else str(s.literal) for s in (ldd, lds))
+    name = f"transposed_copy_{elem}_{strides}"
+    if not emitter.module.defines(name):
+        formals = [("ptr noalias", "d"), ("ptr noalias", "s")] + [
+            ("i64", n) for n in ("rows", "columns", "ldd", "lds")]
+        inner = Builder(emitter.module, name, formals, linkage="internal",
+                        attrs="nounwind noinline")
+        d, s, *sizes = inner.params
+        known = [given if given.literal is not None else param
+                 for given, param in zip((ldd, lds), sizes[2:], strict=True)]
+        _Copy(inner, elem, width, _has_masks(emitter.chip, bits), d, s, *sizes[:2], *known).write()
+        inner.ret()
+    pointers = [emitter.address(target, d_at, scope), emitter.address(source, s_at, scope)]
+    b.call("void", name, [*pointers, rows, columns, ldd, lds])
+    return True
+
+
+def _has_masks(chip: ChipSpec, bits: int) -> bool:
+    if bits < 32:
+        return chip.has("avx512bw", "avx512vl")
+    return chip.has("avx2")
+
+
+@dataclass
+class _Copy:
+    b: Builder
+    elem: str
+    width: int
+    masked: bool
+    d: Val
+    s: Val
+    rows: Val
+    columns: Val
+    ldd: Val
+    lds: Val
+
+    @property
+    def align(self) -> int:
+        return int(self.elem[1:]) // 8
+
+    def write(self) -> None:
+        b, width = self.b, self.width
+        whole_rows, whole_columns = b.and_(self.rows, -width), b.and_(self.columns, -width)
+
+        def strip(i: Val, _: list[Val]) -> None:
+            b.loop(0, whole_columns, width, lambda j, _: self.block(i, j))
+            self.edge(i, b.add(i, width), whole_columns, self.columns)
+
+        b.loop(0, whole_rows, width, strip)
+        b.if_(b.icmp("slt", whole_rows, self.rows),
+              lambda: self.edge(whole_rows, self.rows, const("i64", 0), self.columns))
+
+    def block(self, i: Val, j: Val) -> None:
+        """One whole block: rows of S in, rows of D out."""
+        b = self.b
+        source = b.gep(self.elem, self.s, b.add(b.mul(j, self.lds), i))
+        target = b.gep(self.elem, self.d, b.add(b.mul(i, self.ldd), j))
+        ty = vec(self.elem, self.width)
+        rows = [b.load(ty, b.gep(self.elem, source, b.mul(self.lds, r)), self.align)
+                for r in range(self.width)]
+        for r, column in enumerate(transposed(b, rows)):
+            b.store(column, b.gep(self.elem, target, b.mul(self.ldd, r)), self.align)
+
+    def edge(self, i_lo: Val, i_hi: Val, j_lo: Val, j_hi: Val) -> None:
+        """A part that is less than a block high or wide."""
+        b, width = self.b, self.width
+        if not self.masked:
+            b.loop(i_lo, i_hi, 1, lambda i, _: b.loop(j_lo, j_hi, 1, lambda j, _: self.one(i, j)))
+            return
+        b.loop(j_lo, j_hi, width, lambda j, _: self.masked_block(
+            i_lo, j, b.sub(i_hi, i_lo), b.sub(j_hi, j)))
+
+    def one(self, i: Val, j: Val) -> None:
+        b = self.b
+        value = b.load(self.elem, b.gep(self.elem, self.s, b.add(b.mul(j, self.lds), i)),
+                       self.align)
+        b.store(value, b.gep(self.elem, self.d, b.add(b.mul(i, self.ldd), j)), self.align)
+
+    def masked_block(self, i: Val, j: Val, rows: Val, columns: Val) -> None:
+        b, ty = self.b, vec(self.elem, self.width)
+        in_rows, in_columns = self.lanes_below(rows), self.lanes_below(columns)
+        source = b.gep(self.elem, self.s, b.add(b.mul(j, self.lds), i))
+        target = b.gep(self.elem, self.d, b.add(b.mul(i, self.ldd), j))
+        nothing = const(vec("i1", self.width), False)
+        loaded = [b.masked_load(
+            ty, b.gep(self.elem, source, b.mul(self.lds, r), inbounds=False),
+            b.select(b.icmp("slt", const("i64", r), columns), in_rows, nothing), 0, self.align)
+            for r in range(self.width)]
+        for r, column in enumerate(transposed(b, loaded)):
+            mask = b.select(b.icmp("slt", const("i64", r), rows), in_columns, nothing)
+            at = b.gep(self.elem, target, b.mul(self.ldd, r), inbounds=False)
+            b.masked_store(column, at, mask, self.align)
+
+    def lanes_below(self, count: Val) -> Val:
+        b = self.b
+        low = b.cast("trunc", b.smin(count, self.width), "i32")
+        return b.icmp("slt", iota(vec("i32", self.width)), b.splat(low, self.width))
+
+
+def transposed(b: Builder, rows: list[Val]) -> list[Val]:
+    """The transpose of a square block held as rows: each round swaps halves of twice the size."""
+    width = len(rows)
+    half = width // 2
+    while half:
+        # Lane l of row r trades places with its mirror image across the diagonal of its block.
+        low = [lane if not lane & half else width + lane - half for lane in range(width)]
+        high = [lane + half if not lane & half else width + lane for lane in range(width)]
+        fresh = list(rows)
+        for r in range(width):
+            if not r & half:
+                fresh[r] = b.shuffle(rows[r], rows[r + half], low)
+                fresh[r + half] = b.shuffle(rows[r], rows[r + half], high)
+        rows = fresh
+        half //= 2
+    return rows

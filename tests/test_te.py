@@ -1,0 +1,185 @@
+"""The public way to write expressions and schedules by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from terrazzo import te
+from terrazzo.errors import ArgumentError, DTypeError, NotContiguous, ScheduleError, ShapeError
+from terrazzo.index import Index
+from terrazzo.loop.ir import For, Stmt, Store
+from terrazzo.te import Tensor
+
+n = te.dim("n")
+
+
+def matmul(m: Index, p: Index, size: Index) -> tuple[Tensor, Tensor, Tensor, te.ReduceAxis]:
+    a, b = te.placeholder((m, size), name="A"), te.placeholder((size, p), name="B")
+    k = te.reduce_axis(size, name="k")
+    c = te.compute((m, p), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
+    return a, b, c, k
+
+
+def arrays(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("target", ["interpreter", "cpu"])
+def test_matmul_by_hand(target: str, rng: np.random.Generator) -> None:
+    a, b, c, k = matmul(n, 21, 10)
+    s = te.schedule(c)
+    i, j = s[c].axis
+    packed = s.cache_read(b, "local", [c])
+    io, jo, ii, ji = s[c].tile(i, j, 4, 8)
+    ko, ki = s[c].split(k, 4)
+    s[c].reorder(io, jo, ko, ki, ii, ji)
+    s[c].unroll(ii)
+    s[c].vectorize(ji)
+    s[c].parallel(io)
+    packed.compute_at(c, ko)
+    assert s[c].axes == ("i.o", "j.o", "k.o", "k.i", "i.i", "j.i")
+    assert s[c].reduce_axis == ("k",)
+    function = te.build(s, [a, b, c], target)
+    for rows in (1, 7, 8):
+        x, y = arrays(rng, (rows, 10), (10, 21))
+        out = np.zeros((rows, 21), np.float32)
+        function(x, y, out)
+        np.testing.assert_allclose(out, x @ y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["interpreter", "cpu"])
+def test_softmax_in_one_pass_a_row(target: str, rng: np.random.Generator) -> None:
+    x, k = te.placeholder((n, 17), name="x"), te.reduce_axis(17, name="k")
+    top = te.compute((n,), lambda i: te.max(x[i, k], axis=k), name="top")
+    e = te.compute((n, 17), lambda i, j: te.exp(x[i, j] - top[i]), name="e")
+    total = te.compute((n,), lambda i: te.sum(e[i, k], axis=k), name="total")
+    y = te.compute((n, 17), lambda i, j: e[i, j] / total[i], name="y")
+    s = te.schedule(y)
+    for stage in (top, e, total):
+        s[stage].compute_at(y, "i")
+    s[y].vectorize("j")
+    (data,) = arrays(rng, (5, 17))
+    out = np.zeros_like(data)
+    te.build(s, [x, y], target)(data, out)
+    want = np.exp(data - data.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(out, want / want.sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+def test_reduction_axes_stand_in_index_arithmetic(rng: np.random.Generator) -> None:
+    x, w = te.placeholder((12,), name="x"), te.placeholder((3,), name="w")
+    k = te.reduce_axis(3)
+    y = te.compute((5,), lambda i: te.sum(x[i * 2 + k] * w[2 - k] * 1.0, axis=(k,)), name="y")
+    data, weights = arrays(rng, (12,), (3,))
+    out = np.zeros(5, np.float32)
+    te.build(te.schedule(y), [x, w, y], "interpreter")(data, weights, out)
+    want = [sum(data[i * 2 + t] * weights[2 - t] for t in range(3)) for i in range(5)]
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-6)
+
+
+def test_reduction_over_part_of_a_range() -> None:
+    x, k = te.placeholder((9,), name="x"), te.reduce_axis((2, 6))
+    y = te.compute((), lambda: te.prod(x[k], axis=k), name="y")
+    z = te.compute((), lambda: te.min(x[k], axis=k), name="z")
+    out, least = np.zeros((), np.float32), np.zeros((), np.float32)
+    te.build(te.schedule(y, z), [x, y, z], "interpreter")(np.arange(9, dtype="f"), out, least)
+    assert (out, least) == (120, 2)
+
+
+def test_axes_without_names_are_different_axes() -> None:
+    assert te.reduce_axis(4).var is not te.reduce_axis(4).var
+
+
+def test_element_functions_come_from_the_table() -> None:
+    x = te.placeholder((4,), name="x")
+    y = te.compute((4,), lambda i: te.maximum(te.sqrt(te.abs(x[i])), te.minimum(x[i], 2.0)),
+                   name="y")
+    assert str(y).endswith("y[i] = max(sqrt(abs(x[i])), min(x[i], 2.0))")
+    with pytest.raises(AttributeError, match="no 'frobnicate'"):
+        te.frobnicate  # noqa: B018
+
+
+def test_cache_write_and_pack(rng: np.random.Generator) -> None:
+    a, b, c, _ = matmul(7, 13, 5)
+    s = te.schedule(c)
+    local = s.cache_write(c)
+    panels = s.cache_read(b, "local", [local])
+    panels.split("j", 4)
+    panels.pack("j.o", "i", "j.i")
+    s[c].tile("i", "j", 3, 4)
+    s[local].compute_at(c, "j.o")
+    s[local].reorder("k", "i", "j")
+    function = te.build(s, [c, a, b], "interpreter")
+    x, y = arrays(rng, (7, 5), (5, 13))
+    out = np.zeros((7, 13), np.float32)
+    function(out, x, y)
+    np.testing.assert_allclose(out, x @ y, rtol=1e-5, atol=1e-5)
+    assert [p.name for p in function.function.params] == ["C", "A", "B"]
+
+
+def test_inline_fuse_bind_and_streaming() -> None:
+    x = te.placeholder((3, 4), name="x")
+    a = te.compute((3, 4), lambda i, j: x[i, j] * 2.0, name="a")
+    y = te.compute((3, 4), lambda i, j: a[i, j] + 1.0, name="y")
+    s = te.schedule(y)
+    s[a].compute_inline()
+    s[y].bind(s[y].fuse("i", "j"))
+    s[y].streaming()
+    assert str(te.lower(s, [x, y], name="twice")) == """\
+kernel twice(x: f32[12], y: f32[12]):
+    # y
+    program for i_j in 0..12:
+        y[i_j] = x[i_j] * 2.0 + 1.0  # streaming"""
+
+
+def test_tensorize_by_hand() -> None:
+    def meaning(places: tuple, sizes: tuple) -> Stmt:
+        (out, at), (left, at_left), (right, at_right) = places
+        r = te.dim("r")
+        return For(r, 0, sizes[0], Store(
+            out, at, left[at_left + r * sizes[2]] * right[at_right + r * sizes[3]], "add"))
+
+    dot = te.register_intrinsic(te.Intrinsic(te.TileIntrinsic("te_test_dot", meaning)))
+    a, b, c, k = matmul(2, 3, 4)
+    s = te.schedule(c)
+    s[c].tensorize(k, dot)
+    assert "te_test_dot(&C.acc[0], &A[i*4], &B[j], 4, 0, 1, 3)" in str(te.lower(s, [a, b, c]))
+
+
+def test_schedule_is_data_beside_the_builder() -> None:
+    _, _, c, _ = matmul(4, 4, 4)
+    s = te.schedule(c)
+    s[c].split("i", 2)
+    with pytest.raises(ScheduleError, match="has no axis 'q'"):
+        s[c].vectorize("q")
+    assert str(s) == "C.split(i, 2 -> i.o, i.i)"  # what failed has left no trace
+
+
+def test_axis_that_names_two_things() -> None:
+    x, i = te.placeholder((4, 4), name="x"), te.reduce_axis(3, name="i")
+    y = te.compute((4,), lambda j: te.sum(x[j, i], axis=i), name="y")
+    with pytest.raises(ScheduleError, match="names both a dimension of y and a reduction"):
+        te.schedule(y)["y"].vectorize(i)
+
+
+def test_mistakes_in_calls() -> None:
+    a, b, c, _ = matmul(n, 3, 4)
+    s = te.schedule(c)
+    with pytest.raises(ArgumentError, match="takes A, B, C, got A, C"):
+        te.lower(s, [a, c])
+    with pytest.raises(ArgumentError, match="no target 'tpu'"):
+        te.build(s, [a, b, c], target="tpu")
+    with pytest.raises(ArgumentError, match="cannot reduce over 3"):
+        te.sum(a[0, 0], axis=[3])  # type: ignore[list-item]
+    f = te.build(s, [a, b, c], "interpreter")
+    x, y, out = np.zeros((2, 4), "f"), np.zeros((4, 3), "f"), np.zeros((2, 3), "f")
+    with pytest.raises(ArgumentError, match="takes 3 arrays, got 2"):
+        f(x, y)
+    with pytest.raises(DTypeError, match="A is float32, got an array of float64"):
+        f(x.astype("d"), y, out)
+    with pytest.raises(ShapeError, match=r"C has shape \[3, 3\], but \[n, 3\] is \[2, 3\] here"):
+        f(x, y, np.zeros((3, 3), "f"))
+    with pytest.raises(ShapeError, match="A has 2 dimensions"):
+        f(x[0], y, out)
+    with pytest.raises(NotContiguous, match="B got an array with gaps"):
+        f(x, np.zeros((3, 4), "f").T, out)
