@@ -4,6 +4,9 @@ The alternatives of a row (ours and its peers) get the same tensors, and are che
 float64 before anything is timed. They are then timed in rounds: every round takes one sample of
 each, in random order, so that what disturbs the machine disturbs all of them alike. A sample is
 the mean of as many calls as last two milliseconds. Compilation is never timed.
+
+Time is wall time. On a machine that does other work as well, rows of one thread can be timed by
+that thread's processor time instead, which leaves out the time it was not running.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.int64: 0.0, torc
 PEER_SLACK = 16  # eager bfloat16 rounds after every operator of a chain: its error is not our matter
 
 Function = Callable[..., torch.Tensor]
+Clock = Callable[[], float]
 
 
 class WrongResult(Exception):
@@ -129,8 +133,9 @@ def check(row: Row, alternatives: dict[str, Function], inputs: Sequence[torch.Te
 
 
 # ---------------------------------------------------------------- time
-def measure(row: Row, compiled: bool, rounds: int) -> Result:
-    """Check and time one row."""
+def measure(row: Row, compiled: bool, rounds: int, busy: bool = False) -> Result:
+    """Check and time one row; `busy` says that the machine is not ours alone."""
+    clock = time.thread_time if busy and row.threads == 1 else time.perf_counter
     torch.manual_seed(0)
     torch.set_num_threads(row.threads)
     with knobs.override(threads=row.threads), torch.no_grad():
@@ -143,12 +148,12 @@ def measure(row: Row, compiled: bool, rounds: int) -> Result:
         size = sum(x.numel() * x.element_size() for x in (*inputs, row.torch(*inputs)))
         result = Result(row.name, row.group, row.threads, size / 2**20, errors,
                         {name: [] for name in alternatives})
-        counts = {name: _calls_for_a_sample(f, inputs) for name, f in alternatives.items()}
+        counts = {name: _calls_for_a_sample(f, inputs, clock) for name, f in alternatives.items()}
         gc.collect()
         gc.disable()
         try:
             for _ in range(1 + REPEATS):
-                _rounds(alternatives, inputs, counts, rounds, result)
+                _rounds(alternatives, inputs, counts, rounds, clock, result)
                 if not _disturbed(result):
                     break
         finally:
@@ -156,18 +161,17 @@ def measure(row: Row, compiled: bool, rounds: int) -> Result:
     return result
 
 
-def _calls_for_a_sample(function: Function, inputs: Sequence[torch.Tensor]) -> int:
+def _calls_for_a_sample(function: Function, inputs: Sequence[torch.Tensor], clock: Clock) -> int:
     """How many calls last as long as a sample should."""
     count = 1
     while True:
-        elapsed = _sample(function, inputs, count) * count
+        elapsed = _sample(function, inputs, count, clock) * count
         if elapsed >= SAMPLE_SECONDS:
             return count
         count = max(count + 1, int(count * min(1.2 * SAMPLE_SECONDS / max(elapsed, 1e-9), 100)))
 
 
-def _sample(function: Function, inputs: Sequence[torch.Tensor], count: int) -> float:
-    clock = time.perf_counter
+def _sample(function: Function, inputs: Sequence[torch.Tensor], count: int, clock: Clock) -> float:
     calls = range(count)
     start = clock()
     for _ in calls:
@@ -176,15 +180,16 @@ def _sample(function: Function, inputs: Sequence[torch.Tensor], count: int) -> f
 
 
 def _rounds(alternatives: dict[str, Function], inputs: Sequence[torch.Tensor],
-            counts: dict[str, int], rounds: int, result: Result) -> None:
+            counts: dict[str, int], rounds: int, clock: Clock, result: Result) -> None:
     names = list(alternatives)
     for _ in range(rounds):
         random.shuffle(names)
         for name in names:
             time.sleep(IDLE_SECONDS)
             # Wakes our or the peer's workers and brings the data back into the caches.
-            _sample(alternatives[name], inputs, -(-counts[name] // 4))
-            result.samples[name].append(_sample(alternatives[name], inputs, counts[name]))
+            _sample(alternatives[name], inputs, -(-counts[name] // 4), clock)
+            result.samples[name].append(
+                _sample(alternatives[name], inputs, counts[name], clock))
 
 
 def _disturbed(result: Result) -> bool:

@@ -320,7 +320,7 @@ def print_summary(console: Console, results: Sequence[Result]) -> None:
         console.print(f"  {result.against_best():.2f}  {result.name}", highlight=False)
 
 
-def run(rows: Sequence[Row], compiled: bool, rounds: int, progress: Console
+def run(rows: Sequence[Row], compiled: bool, rounds: int, busy: bool, progress: Console
         ) -> tuple[list[Result], list[str]]:
     """Measure rows one after the other; also what went wrong."""
     results: list[Result] = []
@@ -328,7 +328,7 @@ def run(rows: Sequence[Row], compiled: bool, rounds: int, progress: Console
     for number, each in enumerate(rows, 1):
         start = time.perf_counter()
         try:
-            result = measure(each, compiled, rounds)
+            result = measure(each, compiled, rounds, busy)
         except (WrongResult, TerrazzoError) as error:
             failures.append(f"{each.name}: {error}")
             progress.print(f"[{number}/{len(rows)}] {failures[-1]}", markup=False)
@@ -347,13 +347,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", metavar="N", type=int, help="only the first N of those")
     parser.add_argument("--quick", action="store_true", help="a third of the samples")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    parser.add_argument("--busy", action="store_true",
+                        help="the machine has other work: time 1-thread rows by processor time")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there")
     options = parser.parse_args(arguments)
     wanted = re.compile(options.filter)
     rows = [r for r in ROWS if wanted.search(f"{r.group}: {r.name}")][:options.rows]
     console = Console(width=150) if not sys.stdout.isatty() else Console()
     results, failures = run(rows, not options.no_compile,
-                            QUICK_ROUNDS if options.quick else ROUNDS, Console(stderr=True))
+                            QUICK_ROUNDS if options.quick else ROUNDS, options.busy,
+                            Console(stderr=True))
     if options.json:
         options.json.write_text(json.dumps(
             {"machine": machine(), "rows": [r.as_json() for r in results], "failures": failures},

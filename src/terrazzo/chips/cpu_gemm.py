@@ -58,8 +58,9 @@ _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 _DOT_ROWS = 12  # up to here inner products beat transposing B into panels
 _PANEL_ROWS = 256  # up to here one task packs a panel for all rows
 _FEW_COLUMNS = 8
-BLOCKED = False
-ROWS = 0
+_GROUP_COLUMNS = 512  # columns of a task with packed blocks of A
+_BLOCK_ROWS = 384
+_TASKS_PER_CORE = 4
 
 
 def lower_contraction(program: Program, chip: ChipSpec) -> Function | None:
@@ -89,7 +90,6 @@ class _Place:
     at: Index
     outer: Index
     inner: Index
-    blocked: bool = False
 
 
 Values = Mapping[Var, Index]
@@ -114,7 +114,7 @@ class _Gemm:
         self.mr, vectors = self.choose_tile()
         self.nr = vectors * self.lanes
         # A piece of a panel takes two thirds of the first-level cache; rows of A pass by.
-        most = max(32, chip.l1_bytes * 2 // 3 // (self.nr * self.wide.itemsize))
+        most = max(64, min(512, chip.l1_bytes * 2 // (self.nr * self.wide.itemsize)))
         self.k_passes: Index = maximum(ceildiv(self.k, most), 1)
         self.kc: Index = ceildiv(self.k, self.k_passes)
         self.kc_most = most if not isinstance(self.kc, int) else self.kc
@@ -337,37 +337,97 @@ class _Gemm:
         return self.with_a(False, lambda a: self.tasks(a, self.m, None, piece))
 
     def shared_plan(self) -> Stmt:
-        """All of B is packed first; then blocks of rows times panels."""
+        """All of B is packed first; a task then packs blocks of A and multiplies (BLIS)."""
         factor, nr = self.product.b, self.nr
         panels = ceildiv(self.n, nr)
         size = self.members(factor) * panels * self.k * nr
         if not isinstance(self.m, int):
             size = size * minimum(1, self.m // (_PANEL_ROWS + 1))  # no memory for other plans
         packed = Buffer(self.fresh("b_packed"), self.wide, size)
-        room = self.chip.l2_bytes // 2 // self.wide.itemsize
-        deepest = bounds(self.k)[1]
-        most = ROWS or min(384, max(96, room // max(deepest or 1024, 1)))
-        blocks = maximum(ceildiv(self.m, most), 1)
-        rows = ceildiv(ceildiv(self.m, self.mr), blocks) * self.mr
 
-        def b_place(values: Values, panel: Index) -> _Place:
-            start = (self.member(factor, values) * panels + panel) * self.k * nr
-            return _Place(packed, start - panel * nr, nr, 1)
+        def b_place(values: Values, panel: Index, start: Index) -> _Place:
+            first = (self.member(factor, values) * panels + panel) * self.k + start
+            return _Place(packed, first * nr, nr, 1)
 
-        if BLOCKED:
-            apack = Buffer(self.fresh("a_packed"), self.wide, self.members(self.product.a)*ceildiv(self.m, self.mr)*self.mr*self.k)
-            f = self.product.a
-            task = self.var("task"); r = self.var("r", self.mr); ps = self.var("pass"); q = self.var("q", self.kc_most)
-            row = task*self.mr + r
-            start = ps*self.kc
-            depth = minimum(self.kc, self.k - start)
-            values = {self.product.row.var: row, self.product.k.var: start + q}
-            val = cast(self.on_buffers(f.value, values), self.wide)
-            packa = For(task, 0, ceildiv(self.m, self.mr), For(ps, 0, self.k_passes, For(r, 0, minimum(self.mr, self.m - task*self.mr),
-                        For(q, 0, depth, Store(apack, task*self.mr*self.k + start*self.mr + r*depth + q, val), "vector"))), "parallel")
-            return Alloc(apack, block(packa, Alloc(packed, block(self.pack_all(packed), self.tasks(lambda v: _Place(apack, 0, 0, 1, True), rows, b_place)))))
-        return self.with_a(False, lambda a: Alloc(packed, block(
-            self.pack_all(packed), self.tasks(a, rows, b_place))))
+        return Alloc(packed, block(self.pack_all(packed), self.block_tasks(b_place)))
+
+    def block_tasks(self, b_place: Callable[[Values, Index, Index], _Place]) -> Stmt:
+        """One task for each member of the batch, block of rows and group of panels.
+
+        A piece of the block of A, `kc` deep, is packed into the second-level cache and meets the
+        panels of the group one by one.
+        """
+        nr, mr, cores = self.nr, self.mr, self.chip.cores
+        panels = ceildiv(self.n, nr)
+        groups = maximum(ceildiv(panels, max(1, _GROUP_COLUMNS // nr)), 1)
+        group = ceildiv(panels, groups)
+        room = self.chip.l2_bytes * 45 // 100 // (self.kc_most * self.wide.itemsize)
+        most = max(8 * mr, min(_BLOCK_ROWS, room) // mr * mr)
+        # Enough tasks for every core, as long as blocks are not tiny.
+        wanted = ceildiv(_TASKS_PER_CORE * cores, maximum(groups * self.batch, 1))
+        blocks = maximum(ceildiv(self.m, most),
+                         minimum(wanted, maximum(ceildiv(self.m, 8 * mr), 1)))
+        rows = ceildiv(ceildiv(self.m, mr), blocks) * mr
+        task = self.var("task")
+        values = self.batch_values(task // (blocks * groups))
+        first_row = (task // groups) % blocks * rows
+        count = maximum(minimum(rows, self.m - first_row), 0)
+        first_panel = task % groups * group
+        a_block = Buffer(self.fresh("a_block"), self.wide, most * self.kc_most)
+        local = None
+        if not self.sums_in_output():
+            width = bounds(group)[1]
+            local = Buffer(self.fresh("sums"), self.wide,
+                           most * nr * (width or _GROUP_COLUMNS // nr))
+
+        def one_pass(start: Index, depth: Index, accumulate: bool, last: Scalar | bool) -> Stmt:
+            number = self.var("panel", group)
+            panel = first_panel + number
+            first, columns = panel * nr, self.columns(panel * nr)
+            sums = self.sums(local, values, first_row, first)
+            if local is not None:
+                sums = _Place(local, number * most * nr, nr, 1)
+            a = _Place(a_block, 0, depth, 1)
+            tiles = self.row_tiles(sums, a, b_place(values, panel, start), depth, count, columns,
+                                   accumulate)
+            finish = None
+            if last is not False:
+                finish = self.epilogue(sums, values, first_row, count, first, columns, nr)
+            if finish is not None and isinstance(last, Scalar):
+                finish = If(last, finish)
+            return block(self.pack_block(a_block, values, first_row, count, start, depth),
+                         For(number, 0, minimum(group, panels - first_panel), block(tiles, finish)))
+
+        body = self.passes(one_pass)
+        for buffer in (local, a_block):
+            if buffer is not None:
+                body = Alloc(buffer, body)
+        return For(task, 0, self.batch * blocks * groups, body, "parallel",
+                   _grain(_TASK_FLOPS, rows * self.k * group * (2 * nr)))
+
+    def passes(self, one_pass: Callable[[Index, Index, bool, Scalar | bool], Stmt]) -> Stmt:
+        """Pieces of k one after the other; the first one sets the sums, the others add to them."""
+        if self.k_passes == 1:
+            return one_pass(0, self.k, False, True)
+        number = self.var("pass")
+        at = number * self.kc
+        only = False if isinstance(self.k_passes, int) else call("eq", as_scalar(self.k_passes), 1)
+        last = call("eq", as_scalar(number + 1), as_scalar(self.k_passes))
+        return block(one_pass(0, minimum(self.kc, self.k), False, only),
+                     For(number, 1, self.k_passes, one_pass(
+                         at, minimum(self.kc, self.k - at), True, last)))
+
+    def pack_block(self, target: Buffer, values: Values, first_row: Index, rows: Index,
+                   start: Index, depth: Index) -> Stmt:
+        """Copy a piece of rows of A, widened, one row after the other."""
+        product = self.product
+        i, p = self.var("i", rows), self.var("p", self.kc_most)
+        here = {**values, product.k.var: start + p}
+        if product.row is not None:
+            here[product.row.var] = first_row + i
+        value = cast(self.on_buffers(product.a.value, here), self.wide)
+        store = Store(target, i * depth + p, value)
+        return For(i, 0, rows, For(p, 0, depth, store, "vector"))
 
     def tasks(self, a_place: Callable[[Values], _Place], rows: Index,
               b_place: Callable[[Values, Index], _Place] | None, piece: Buffer | None = None,
@@ -391,7 +451,7 @@ class _Gemm:
                            (_PANEL_ROWS if most is None else most) * nr)
         sums = self.sums(local, values, first_row, first)
 
-        def one_pass(start: Index, depth: Index, accumulate: bool) -> Stmt:
+        def one_pass(start: Index, depth: Index, accumulate: bool, _: Scalar | bool) -> Stmt:
             packing = None
             if b_place is None:
                 assert piece is not None
@@ -400,22 +460,12 @@ class _Gemm:
             else:
                 whole = b_place(values, panel)
                 b = _Place(whole.buffer, whole.at + first + start * whole.outer, whole.outer, 1)
-            if getattr(a, "blocked", False):
-                shifted = _Place(a.buffer, a.at + first_row * self.k + start * self.mr, depth, 1, True)
-            else:
-                shifted = _Place(a.buffer, a.at + first_row * a.outer + start * a.inner, a.outer,
+            shifted = _Place(a.buffer, a.at + first_row * a.outer + start * a.inner, a.outer,
                              a.inner)
             return block(packing, self.row_tiles(sums, shifted, b, depth, count, columns,
                                                  accumulate))
 
-        if whole_k or self.k_passes == 1:
-            passes = one_pass(0, self.k, False)
-        else:
-            number_of_pass = self.var("pass")
-            at = number_of_pass * self.kc
-            passes = block(one_pass(0, minimum(self.kc, self.k), False),
-                           For(number_of_pass, 1, self.k_passes, one_pass(
-                               at, minimum(self.kc, self.k - at), True)))
+        passes = one_pass(0, self.k, False, True) if whole_k else self.passes(one_pass)
         body = block(passes, self.epilogue(sums, values, first_row, count, first, columns, nr))
         for buffer in (local, piece):
             if buffer is not None:
@@ -476,7 +526,7 @@ class _Gemm:
 
         def tile(row: Index, height: int, live: Index | None) -> Stmt:
             return fma_tile(sums.buffer, sums.at + row * sums.outer, a.buffer,
-                            a.at + row * (self.k if a.blocked else a.outer), b.buffer, b.at, depth, a.outer, a.inner,
+                            a.at + row * a.outer, b.buffer, b.at, depth, a.outer, a.inner,
                             b.outer, sums.outer, height, nr, accumulate, live)
 
         def full(live: Index | None) -> Stmt:

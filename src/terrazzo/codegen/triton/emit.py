@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -45,7 +45,6 @@ from terrazzo.index import (
 )
 from terrazzo.scalar import (
     REDUCTIONS,
-    Axis,
     Call,
     Const,
     FromIndex,
@@ -89,6 +88,9 @@ class Guard:
     deps: Deps = NO_DEPS
 
 
+NO_GUARD = Guard()
+
+
 @dataclass(frozen=True)
 class Block:
     """One index variable as Triton sees it: where its numbers come from and where they end."""
@@ -102,7 +104,7 @@ class Block:
     looped: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Scope:
     """Lines of one indentation, and what has a name in them."""
 
@@ -110,6 +112,7 @@ class Scope:
     lines: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # a right side -> its variable
     values: dict[tuple[object, ...], Value] = field(default_factory=dict)
+    declared: list[str] = field(default_factory=list)
 
 
 class Names:
@@ -134,18 +137,20 @@ class Names:
 class Emitter:
     """Builds the body of one kernel."""
 
-    def __init__(self, names: Names, dims: dict[Var, str], pointers: dict[Tensor, str], *,
-                 tile: bool, wide: bool, libdevice: bool):
+    def __init__(self, names: Names, dims: Mapping[Var, str], pointers: Mapping[Tensor, str],
+                 make_space: Callable[[Index, str], Block], *, tile: bool, wide: bool,
+                 libdevice: bool):
         self.names, self.dims, self.pointers = names, dims, pointers
+        self.make_space = make_space
         self.tile, self.wide, self.libdevice = tile, wide, libdevice
         self.blocks: dict[Var, Block] = {}
         self.row: Block | None = None
-        self.scopes = [Scope(set())]
-        self.axis_names: dict[Index, str] = {}
-        self.environment: dict[Tensor, dict[Var, Index]] = {}  # row axes of each stage
         self.spaces: dict[Index, Block] = {}
+        self.axis_names: dict[Index, str] = {}
+        self.scopes = [Scope(set())]
         self.uses: dict[int, int] = {}
-        self.keep: list[Scalar] = []  # what ids in the tables above refer to
+        self.misses: dict[int, bool] = {}
+        self.keep: list[Scalar] = []  # what the ids in these tables belong to
 
     # ------------------------------------------------------------ lines
     def scope_of(self, deps: Deps) -> Scope:
@@ -175,7 +180,9 @@ class Emitter:
                 return replace(value, text=scope.names[value.text], level=ATOM)
         name = self.names.fresh(hint)
         self.line(f"{name} = {value.text}", value.deps, comment)
-        self.scope_of(value.deps).names[value.text] = name
+        scope = self.scope_of(value.deps)
+        scope.names[value.text] = name
+        scope.declared.append(name)
         return replace(value, text=name, level=ATOM, literal=False)
 
     def recall(self, key: tuple[object, ...]) -> Value | None:
@@ -234,6 +241,7 @@ class Emitter:
         self.scopes.append(scope)
         yield
         self.scopes.pop()
+        self.names.taken -= {start, *scope.declared}  # the next loop may call its values the same
         head = f"for {start} in range(0, {bound}, {block.size}):"
         outer.lines += ["    " * len(self.scopes) + head, *scope.lines]
 
@@ -315,7 +323,7 @@ class Emitter:
             return Value(f"tl.cast({value.text}, {type_text(dtype)})", dtype=dtype)
         return Value(f"{value.inside(ATOM)}.to({type_text(dtype)})", ATOM, value.deps, dtype)
 
-    def root(self, tree: Scalar, guard: Guard = Guard()) -> Value:  # noqa: B008
+    def root(self, tree: Scalar, guard: Guard = NO_GUARD) -> Value:
         """The value of a whole expression."""
         self.keep.append(tree)
         for node in walk(tree):
@@ -330,7 +338,7 @@ class Emitter:
             return Value(text, level, NO_DEPS, node.dtype, literal=True)
         if isinstance(node, FromIndex):
             return replace(self.index(node.index), dtype=node.dtype)
-        guard = guard if self.may_miss(node) else Guard()
+        guard = guard if self.may_miss(node) else NO_GUARD
         key = (id(node), guard)
         known = self.recall(key)
         if known is not None:
@@ -342,7 +350,7 @@ class Emitter:
         else:
             assert isinstance(node, Call)
             result = self.cast(node, guard) if node.op == "cast" else self.call(node, guard)
-        shared = self.uses.get(id(node), 0) > 1 and result.level + result.text.count("(") > 0
+        shared = self.uses.get(id(node), 0) > 1
         if (shared or len(result.text) > LONG) and not result.literal:
             hint = _REDUCED[node.op] if isinstance(node, Reduce) else "t"
             result = self.bind(result, hint)
@@ -371,7 +379,7 @@ class Emitter:
         result = list(args)
         for i, (arg, child) in enumerate(zip(args, node.args)):
             if arg.index is not None:
-                if row.level != COMPARE or node.args[0].dtype.is_float:
+                if row.level != COMPARE:
                     result[i] = self.typed(arg, child.dtype)
             elif arg.literal:
                 first = alone and arg is operands[0]
@@ -411,12 +419,10 @@ class Emitter:
     # ------------------------------------------------------------ memory
     def may_miss(self, node: Scalar) -> bool:
         """Whether a value contains a load that is not provably inside its tensor."""
-        key = ("may miss", id(node))
-        known = self.recall(key)
-        if known is None:
-            missing = any(isinstance(n, Load) and not _in_range(n) for n in walk(node))
-            known = self.scopes[0].values[key] = Value("yes" if missing else "")
-        return bool(known.text)
+        if id(node) not in self.misses:
+            self.misses[id(node)] = any(isinstance(n, Load) and not _in_range(n)
+                                        for n in walk(node))
+        return self.misses[id(node)]
 
     def address(self, source: Tensor, indices: Sequence[Index | Scalar], guard: Guard) -> Value:
         """`Tensor.flat`, with computed indices beside the affine part instead of around it."""
@@ -462,7 +468,8 @@ class Emitter:
 
     def store(self, stage: Tensor, axes: Sequence[Index], value: Value) -> None:
         """Write elements of an output."""
-        address = self.address(stage, axes, Guard())
+        value = self.typed(value, stage.dtype)
+        address = self.address(stage, axes, NO_GUARD)
         mask = self.mask(address.deps)
         masked = f", mask={mask.text}" if mask else ""
         pointer = self.place(self.pointers[stage], address, NO_DEPS)
@@ -471,7 +478,7 @@ class Emitter:
 
     # ------------------------------------------------------------ stages
     def stage_value(self, stage: Tensor, indices: Sequence[Index | Scalar],
-                    guard: Guard = Guard()) -> Value:  # noqa: B008
+                    guard: Guard = NO_GUARD) -> Value:
         """An element of a tensor of this kernel, computed here; the same one is computed once."""
         key = ("stage", stage, guard, *(
             id(i) if isinstance(i, Scalar) else i for i in indices))
@@ -488,49 +495,47 @@ class Emitter:
             value = self.bind(value, stage.name, stage.origin)
         return self.remember(key, value)
 
-    def space(self, extent: Index) -> Block:
-        """The positions `0 <= p < extent` inside a row."""
+    def space(self, extent: Index, name: str) -> Block:
+        """The positions `0 <= p < extent` inside a row; `name` is for one not seen before."""
+        if extent not in self.spaces:
+            self.spaces[extent] = self.make_space(extent, name)
+            self.add_block(self.spaces[extent])
         return self.spaces[extent]
 
     def reduce(self, node: Reduce, guard: Guard) -> Value:
         """All positions of a row combined: lane by lane in a loop, then across lanes."""
-        total, table = flatten_reduction(node, self.spaces)
-        block = self.space(total)
+        positions = {block.var for block in self.spaces.values()}
+        if _index_vars(node.value) & positions:
+            raise UnsupportedOperator("a reduction inside another has no Triton source",
+                                      hint="compute the inner one in a kernel of its own")
+        extents = _extents(node)
+        block = self.space(num_elements(extents), node.axes[0].var.name)
+        table = {a.var: a.lo + at for a, at in zip(node.axes, unflatten(block.var, extents))}
+        if len(table) > 1:
+            self.axis_names.update((at, var.name) for var, at in table.items())
         identity = literal_text(_identity(node), node.dtype)
-        type_ = type_text(node.dtype)
         with self.row_level():
             lanes = ""
             if block.looped:
-                shape = f"[{block.size}, {self.row.size}]" if self.tile and self.row else (
-                    f"[{block.size}]")
-                name = self.names.fresh(f"{_REDUCED[node.op]}_lanes")
-                self.line(f"{name} = tl.full({shape}, {identity}, {type_})", NO_DEPS)
-                lanes = name
+                lanes = self.names.fresh(f"{_REDUCED[node.op]}_lanes")
+                shape = f"{block.size}, {self.row.size}" if self.tile and self.row else block.size
+                type_ = type_text(node.dtype)
+                self.line(f"{lanes} = tl.full([{shape}], {identity}, {type_})", NO_DEPS)
             with self.position(block):
                 value = self.root(substitute_indices(node.value, table), guard)
-                mask = self.mask(frozenset((block.var,)) | (
-                    value.deps if self.tile else NO_DEPS))
-                deps = value.deps | frozenset((block.var,)) | (mask.deps if mask else NO_DEPS)
-                if mask is None and block.var not in value.deps:
-                    position = self.variable(block.var).text
-                    mask = Value(f"{position} >= 0", COMPARE)
-                text = value.text if mask is None else (
-                    f"tl.where({mask.text}, {value.text}, {identity})")
-                part = Value(text, value.level if mask is None else ATOM, deps, node.dtype)
-                if len(text) > LONG:
+                here = frozenset((block.var,))
+                mask = self.mask(here)
+                if mask is None and block.var not in value.deps:  # all lanes hold the same
+                    mask = Value(f"{self.variable(block.var).text} >= 0")
+                part = Value(value.text if mask is None else
+                             f"tl.where({mask.text}, {value.text}, {identity})",
+                             deps=value.deps | here)
+                if len(part.text) > LONG:
                     part = self.bind(part, "t")
                 if lanes:
-                    self.line(_combined(node, lanes, part), deps)
-                    part = Value(lanes, deps=deps)
-            rows = deps - {block.var}
-            if not rows <= self.scopes[0].binds:
-                raise UnsupportedOperator("a reduction inside another has no Triton source",
-                                          hint="compute the inner one in a kernel of its own")
-        result = _across_lanes(node, part.text, self.tile)
-        if node.dtype.bits < 32 and not node.dtype.is_bool and result.startswith("tl.sum") or (
-                node.dtype.bits < 32 and result.startswith(("tl.max", "tl.min"))):
-            result += f".to({type_})"  # Triton combines narrow integers as 32-bit ones
-        return Value(result, ATOM, rows, node.dtype)
+                    self.line(_combined(node, lanes, part.text), part.deps)
+        text = _across_lanes(node, lanes or part.text, self.tile)
+        return Value(text, ATOM, part.deps - here, node.dtype)
 
 
 # ---------------------------------------------------------------- helpers
@@ -561,19 +566,42 @@ def _identity(node: Reduce) -> object:
     return REDUCTIONS[node.op].identity(node.dtype)
 
 
-def _combined(node: Reduce, lanes: str, value: Value) -> str:
+def _index_vars(root: Scalar) -> set[Var]:
+    """The index variables a value depends on."""
+    found: set[Var] = set()
+    for node in walk(root):
+        if isinstance(node, FromIndex):
+            found |= free_vars(node.index)
+        elif isinstance(node, Load):
+            found = found.union(*(free_vars(i) for i in node.indices
+                                  if not isinstance(i, Scalar)))
+    return found
+
+
+def _combined(node: Reduce, lanes: str, value: str) -> str:
     sign = {"add": "+=", "mul": "*=", "and": "&=", "or": "|="}.get(node.op)
     if sign is not None:
-        return f"{lanes} {sign} {value.text}"
+        return f"{lanes} {sign} {value}"
     function = f"_{node.op}" if node.dtype.is_float else f"tl.{node.op}imum"
-    return f"{lanes} = {function}({lanes}, {value.text})"
+    return f"{lanes} = {function}({lanes}, {value})"
 
 
 def _across_lanes(node: Reduce, text: str, tile: bool) -> str:
     keep = ", keep_dims=True" if tile else ""
     if node.op == "add" or (node.op in ("max", "min") and node.dtype.is_integer):
-        return f"tl.{_REDUCED[node.op]}({text}, axis=0{keep})"
+        # Triton combines narrow integers as 32-bit ones.
+        narrow = f".to({type_text(node.dtype)})" if node.dtype.bits < 32 else ""
+        return f"tl.{_REDUCED[node.op]}({text}, axis=0{keep}){narrow}"
     return f"tl.reduce({text}, 0, _{node.op}{keep})"
+
+
+def _extents(node: Reduce) -> list[Index]:
+    own = {a.var for a in node.axes}
+    if any((free_vars(a.lo) | free_vars(a.hi)) & own for a in node.axes):
+        raise UnsupportedOperator(
+            "a reduction over a range that depends on another of its axes has no Triton source",
+            hint="reduce over the whole range, with where(inside, value, identity)")
+    return [a.extent for a in node.axes]
 
 
 def unflatten(flat: Index, extents: Sequence[Index]) -> list[Index]:
@@ -586,26 +614,3 @@ def unflatten(flat: Index, extents: Sequence[Index]) -> list[Index]:
         else:
             result.append(flat // inner if d == 0 else flat // inner % extent)
     return result
-
-
-def reduction_extent(node: Reduce) -> Index:
-    """How many positions a reduction runs over."""
-    own = {a.var for a in node.axes}
-    if any((free_vars(a.lo) | free_vars(a.hi)) & own for a in node.axes):
-        raise UnsupportedOperator("a reduction over a range that depends on another of its axes "
-                                  "has no Triton source", hint="reduce over the whole range with "
-                                  "where(inside, value, identity)")
-    return num_elements([a.extent for a in node.axes])
-
-
-def flatten_reduction(node: Reduce, spaces: dict[Index, Block]) -> tuple[Index, dict[Var, Index]]:
-    """The extent of a reduction, and its axes in terms of one position."""
-    total = reduction_extent(node)
-    flat = spaces[total].var
-    extents = [a.extent for a in node.axes]
-    return total, {a.var: at + a.lo for a, at in zip(node.axes, unflatten(flat, extents))}
-
-
-def axes_of(node: Reduce) -> tuple[Axis, ...]:
-    """The axes of a reduction."""
-    return node.axes

@@ -1,0 +1,370 @@
+"""Prints a fused group as a Triton module: one kernel, and a `launch` that knows its grid.
+
+- A pointwise group runs over blocks of its elements in row-major order.
+- Rows run one a program instance when they are contiguous, the whole row in one block if it fits.
+- Reductions down columns, and rows too short for an instance each, run as tiles: several rows
+  beside each other, all reduced along the same direction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.codegen.triton.emit import Block, Emitter, Names, unflatten
+from terrazzo.codegen.triton.maths import needed_functions
+from terrazzo.codegen.triton.spelling import type_text
+from terrazzo.errors import UnsupportedOperator
+from terrazzo.expr.collapse import collapse
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.index import Index, Var, bounds, coefficient, compile_python, free_vars
+from terrazzo.scalar import FromIndex, Load, Reduce, Scalar, loads, walk
+from terrazzo.shapes import dims_text, num_elements
+
+POINTWISE_BLOCK = 1024  # elements of an instance: 8 a thread for 4 warps
+ROW_BLOCK = 1 << 14  # a longer row does not fit the registers of one instance
+LOOP_BLOCK = 2048  # positions of a row taken at once when it is walked in a loop
+TILE = (32, 64)  # positions x rows of a tile of columns: 64 neighbours are two cache lines
+SHORT_ROW, SHORT_TILE = 64, 1024  # rows up to this length share an instance, up to this in all
+ELEMENTS_PER_WARP, MAX_WARPS = 256, 16
+
+_RESERVED = ("tl", "triton", "libdevice", "float", "range", "launch", "programs")
+_REASONS = {
+    "contraction": "matrix products need a tiled template",
+    "attention": "attention needs a kernel of its own",
+    "opaque": "its loops are written for CPUs",
+    "host": "it runs on the host",
+}
+
+
+def triton_source(program: Program, chip: ChipSpec | None = None) -> str:
+    """The Triton module of a pointwise or rows group, as text.
+
+    Its `launch(*inputs, *outputs)` takes tensors in the layout the program says (row major unless
+    a tensor has strides) and runs the kernel; sizes that no tensor shows are keyword arguments.
+    Without a chip the text is for any, and Triton's interpreter runs it too.
+    """
+    if program.kind not in ("pointwise", "rows"):
+        reason = _REASONS.get(program.kind, "only pointwise and rows groups have it")
+        raise UnsupportedOperator(
+            f"group {program.name!r} of kind {program.kind!r} has no Triton source: {reason}",
+            hint="compile it for the CPU, or give the operator a kernel of its own")
+    for tensor in (*program.inputs, *program.stages):
+        type_text(tensor.dtype)  # refuses types Triton has not, with their name
+    kernel = _Kernel(collapse(program), chip)
+    kernel.write()
+    return _module(program, kernel)
+
+
+class _Kernel:
+    """One kernel while it is written: its parameters, its lines and its launch."""
+
+    def __init__(self, program: Program, chip: ChipSpec | None):
+        self.program, self.chip = program, chip
+        self.names = Names(_RESERVED)
+        self.name = self.names.fresh(program.name)
+        tensors = (*program.inputs, *program.outputs)
+        self.pointers = {t: self.names.fresh(f"{t.name}_ptr") for t in tensors}
+        self.dims = {var: self.names.fresh(var.name) for var in _dims(program)}
+        self.constants: dict[str, str] = {}  # constexpr parameters and what launch gives them
+        self.instances: Index = 1
+        self.rows_an_instance = 1
+        self.lanes = 1  # elements an instance holds at once, at most
+        self.exact_grid = chip is None or chip.launch.free_grid == 0
+        stages = program.stages
+        self.rows = 0 if program.kind == "pointwise" else _row_rank(program)
+        self.row_extents = [a.extent for a in stages[0].axes[:self.rows]]
+        self.tile = self.rows > 0 and _prefers_tiles(program, self.rows)
+        sizes = [num_elements(t.shape) for t in (*program.inputs, *stages)]
+        wide = any(top is None or top >= 1 << 31 for top in (bounds(n)[1] for n in sizes))
+        self.emitter = Emitter(self.names, self.dims, self.pointers, self.make_space,
+                               tile=self.tile, wide=wide,
+                               libdevice=chip is not None and chip.has("libdevice"))
+
+    def write(self) -> None:
+        if self.program.kind == "pointwise":
+            self.write_pointwise()
+        else:
+            self.write_rows()
+
+    def instance(self) -> str:
+        return "tl.program_id(0).to(tl.int64)" if self.emitter.wide else "tl.program_id(0)"
+
+    def constant(self, name: str, value: int | str) -> str:
+        name = self.names.fresh(name)
+        self.constants[name] = str(value)
+        return name
+
+    # ------------------------------------------------------------ pointwise
+    def write_pointwise(self) -> None:
+        emitter, stages = self.emitter, self.program.stages
+        extents = [a.extent for a in stages[0].axes]
+        total = num_elements(extents)
+        places: list[Index] = []
+        if extents:
+            size = min(POINTWISE_BLOCK, _power_of_two(total))
+            block = self.constant("BLOCK", size)
+            self.instances, self.rows_an_instance, self.lanes = total, size, size
+            exact = self.exact_grid and isinstance(total, int) and total % size == 0
+            var = _base("offsets", total)
+            name = self.names.fresh("offsets")
+            emitter.add_block(Block(var, name, total, (
+                f"{self.instance()} * {block} + tl.arange(0, {block})"), block, exact))
+            places = unflatten(var, extents)
+            if len(places) > 1:
+                emitter.axis_names = {at: axis.var.name for at, axis in zip(
+                    places, stages[0].axes)}
+        for stage in self.program.outputs:
+            emitter.store(stage, places, emitter.stage_value(stage, places))
+
+    # ------------------------------------------------------------ rows
+    def write_rows(self) -> None:
+        emitter = self.emitter
+        places = self.row_places()
+        for stage in self.program.stages:
+            if _reductions(stage):
+                if len(stage.axes) > self.rows:
+                    raise UnsupportedOperator(
+                        f"stage {stage.name!r} reduces to more than one value a row, which has "
+                        "no Triton source", hint="make it a group of its own")
+                emitter.stage_value(stage, places)
+        wide_outputs: dict[Index, list[Tensor]] = {}
+        for stage in self.program.outputs:
+            if len(stage.axes) == self.rows:
+                emitter.store(stage, places, emitter.stage_value(stage, places))
+            else:
+                extent = num_elements([a.extent for a in stage.axes[self.rows:]])
+                wide_outputs.setdefault(extent, []).append(stage)
+        for extent, outputs in wide_outputs.items():
+            block = emitter.space(extent, outputs[0].axes[-1].var.name)
+            with emitter.position(block):
+                for stage in outputs:
+                    inner = unflatten(block.var, [a.extent for a in stage.axes[self.rows:]])
+                    here = [*places, *inner]
+                    emitter.store(stage, here, emitter.stage_value(stage, here))
+
+    def row_places(self) -> list[Index]:
+        """The row axes in terms of the one index that an instance or a lane of it has."""
+        if not self.rows:
+            return []
+        axes = self.program.stages[0].axes[:self.rows]
+        total = num_elements(self.row_extents)
+        name = self.names.fresh(axes[0].var.name if self.rows == 1 else "row")
+        var = _base("row", total)
+        declaration, size, exact = self.instance(), "", True
+        self.instances = total
+        if self.tile:
+            rows = self.tile_rows()
+            self.rows_an_instance = rows
+            size = self.constant("ROWS", rows)
+            declaration += f" * {size} + tl.arange(0, {size})[None, :]"
+            exact = self.exact_grid and isinstance(total, int) and total % rows == 0
+        elif not self.exact_grid:
+            self.emitter.line(f"if tl.program_id(0) >= {self.emitter.index(total).text}:",
+                              frozenset())
+            self.emitter.line("    return  # the chip rounds grids up", frozenset())
+        self.emitter.row = Block(var, name, total, declaration, size, exact)
+        self.emitter.add_block(self.emitter.row)
+        places = unflatten(var, self.row_extents)
+        if self.rows > 1:
+            self.emitter.axis_names = {at: a.var.name for at, a in zip(places, axes)}
+        return places
+
+    def tile_rows(self) -> int:
+        longest = _longest_row(self.program)
+        short = longest is not None and longest <= SHORT_ROW
+        most = SHORT_TILE // _power_of_two(longest) if short and longest is not None else TILE[1]
+        return min(most, _power_of_two(num_elements(self.row_extents)))
+
+    def make_space(self, extent: Index, name: str) -> Block:
+        """How positions of a row are taken: all at once, or in a loop."""
+        most = max(TILE[0], SHORT_TILE // self.rows_an_instance) if self.tile else ROW_BLOCK
+        step = most if self.tile else LOOP_BLOCK
+        looped = not isinstance(extent, int) or _power_of_two(extent) > most
+        size = step if looped else _power_of_two(extent)
+        self.lanes = max(self.lanes, size * self.rows_an_instance)
+        value = str(size)
+        if looped and free_vars(extent) <= self.dims.keys():
+            text = compile_python(extent, self.dims)
+            if not isinstance(extent, int):  # short rows need no long block
+                value = f"triton.next_power_of_2({text}) if {text} < {size} else {size}"
+        block = self.constant("BLOCK", value)
+        exact = isinstance(extent, int) and extent % size == 0
+        var = _base(f"position{len(self.emitter.spaces)}", extent)
+        lanes = f"tl.arange(0, {block})" + ("[:, None]" if self.tile else "")
+        return Block(var, self.names.fresh(name), extent, None if looped else lanes, block, exact,
+                     looped)
+
+
+# ---------------------------------------------------------------- questions about programs
+def _base(name: str, extent: Index) -> Var:
+    """An index variable of the kernel; `%` keeps it apart from the program's own."""
+    if isinstance(extent, int):
+        return Var(f"%{name}", 0, max(extent - 1, 0))
+    return Var(f"%{name}", 0, extent - 1)
+
+
+def _power_of_two(n: Index) -> int:
+    return 1 << max(n - 1, 0).bit_length() if isinstance(n, int) else 1 << 62
+
+
+def _reductions(stage: Tensor) -> list[Reduce]:
+    assert stage.body is not None
+    return [n for n in walk(stage.body) if isinstance(n, Reduce)]
+
+
+def _row_rank(program: Program) -> int:
+    """How many leading axes number the rows."""
+    if "rows" in program.attrs:
+        return int(program.attrs["rows"])
+    return min(len(s.axes) for s in program.stages if _reductions(s))
+
+
+def _longest_row(program: Program) -> int | None:
+    """The most positions any reduction has, or None if that is not known."""
+    sizes = [num_elements([a.extent for a in node.axes])
+             for stage in program.stages for node in _reductions(stage)]
+    known = [n for n in sizes if isinstance(n, int)]
+    return max(known) if len(known) == len(sizes) else None
+
+
+def _prefers_tiles(program: Program, rows: int) -> bool:
+    """Whether neighbouring rows should run side by side: short ones, and columns."""
+    along_rows = along_positions = False
+    for stage in program.stages:
+        for node in _reductions(stage):
+            row_vars = {a.var for a in stage.axes[:rows]}
+            if any((free_vars(a.lo) | free_vars(a.hi)) & row_vars for a in node.axes):
+                return False  # each row has its own length
+            for load in loads(node.value):
+                if any(isinstance(i, Scalar) for i in load.indices):
+                    continue
+                address = load.source.flat(load.indices)
+                along_rows |= any(coefficient(address, v) == 1 for v in row_vars)
+                along_positions |= any(coefficient(address, a.var) == 1 for a in node.axes)
+    longest = _longest_row(program)
+    return (along_rows and not along_positions) or (longest is not None and longest <= SHORT_ROW)
+
+
+def _dims(program: Program) -> list[Var]:
+    """The symbolic sizes of a program, also those that only its masks mention."""
+    own = {a.var for s in program.stages for a in s.axes}
+    found = set(program.dims)
+    for stage in program.stages:
+        assert stage.body is not None
+        for node in walk(stage.body):
+            if isinstance(node, FromIndex):
+                found |= free_vars(node.index)
+            elif isinstance(node, Load):
+                found = found.union(*(free_vars(i) for i in node.indices
+                                      if not isinstance(i, Scalar)))
+            elif isinstance(node, Reduce):
+                own |= {a.var for a in node.axes}
+    return sorted(found - own, key=lambda v: v.name)
+
+
+# ---------------------------------------------------------------- the module around the kernel
+@dataclass
+class _Launch:
+    """The lines of `launch` that find sizes, and its keyword-only parameters."""
+
+    lines: list[str] = field(default_factory=list)
+    keywords: list[str] = field(default_factory=list)
+
+
+def _module(program: Program, kernel: _Kernel) -> str:
+    body = kernel.emitter.scopes[0].lines
+    code = "\n".join(body)
+    origins = ", ".join(dict.fromkeys(
+        part for s in program.stages for part in s.origin.split(", ") if part))
+    imports = ["import triton", "import triton.language as tl"]
+    if "libdevice." in code:
+        imports.append("from triton.language.extra import libdevice")
+    parameters = [*kernel.pointers.values(), *kernel.dims.values(),
+                  *(f"{name}: tl.constexpr" for name in kernel.constants)]
+    pieces = [
+        "\n".join([f'"""{program.name} ({program.kind}): {origins or "copies"}."""', "", *imports]),
+        *needed_functions(body),
+        "\n".join(["@triton.jit", *_wrapped(f"def {kernel.name}(", parameters, "):"), *body]),
+        "\n".join(_launch(program, kernel)),
+    ]
+    return "\n\n\n".join(pieces) + "\n"
+
+
+def _launch(program: Program, kernel: _Kernel) -> list[str]:
+    """The function that runs the kernel on given tensors."""
+    names = Names([*_RESERVED, kernel.name, *kernel.dims.values()])
+    tensors = [*program.inputs, *program.outputs]  # not collapsed: with the shapes users know
+    arguments = [names.fresh(t.name) for t in tensors]
+    sizes = _find_sizes(tensors, arguments, kernel.dims)
+    signature = [*arguments, *(["*", *sizes.keywords] if sizes.keywords else [])]
+    types = [f"{a}: {t.dtype.short}{dims_text(t.shape)}" for a, t in zip(arguments, tensors)]
+    count = len(program.inputs)
+    text = ", ".join(types[:count]) + " -> " + ", ".join(types[count:])
+    lines = [*_wrapped("def launch(", signature, "):"),
+             *_docstring(f"Run the kernel: {text.strip()}."), *sizes.lines]
+    known = isinstance(kernel.instances, int)
+    programs = compile_python(kernel.instances, kernel.dims)
+    if kernel.rows_an_instance > 1:
+        programs = f"triton.cdiv({programs}, {kernel.rows_an_instance})"
+        if isinstance(kernel.instances, int):
+            programs = str(-(-kernel.instances // kernel.rows_an_instance))
+    lines.append(f"    programs = {programs}")
+    rules = kernel.chip.launch if kernel.chip is not None else None
+    if rules is not None and rules.free_grid:
+        lines += [f"    if programs > {rules.free_grid}:",
+                  f"        programs = triton.cdiv(programs, {rules.grid_multiple}) * "
+                  f"{rules.grid_multiple}"]
+    warps = max(1, min(MAX_WARPS, kernel.lanes // ELEMENTS_PER_WARP))
+    if rules is not None and rules.warps:
+        warps = max([w for w in rules.warps if w <= warps], default=min(rules.warps))
+    given = [*arguments, *kernel.dims.values(),
+             *(f"{name}={value}" for name, value in kernel.constants.items()),
+             f"num_warps={warps}"]
+    call = f"{kernel.name}[(programs,)]("
+    if known and kernel.instances:
+        return [*lines, *_wrapped("    " + call, given, ")")]
+    return [*lines, "    if programs > 0:", *_wrapped("        " + call, given, ")")]
+
+
+def _find_sizes(tensors: Sequence[Tensor], arguments: Sequence[str],
+                dims: Mapping[Var, str]) -> _Launch:
+    """Where `launch` reads each symbolic size: the first tensor that has it as a dimension."""
+    found = _Launch()
+    for var, name in dims.items():
+        places = [f"{argument}.shape[{d}]" for argument, tensor in zip(arguments, tensors)
+                  for d, size in enumerate(tensor.shape) if size is var]
+        if places:
+            found.lines.append(f"    {name} = {places[0]}")
+        else:
+            found.keywords.append(name)
+    return found
+
+
+def _docstring(text: str) -> list[str]:
+    lines = _filled(text.split(" "), 4, 8)
+    if len(lines) == 1:
+        return [f'    """{lines[0].strip()}"""']
+    return [f'    """{lines[0].strip()}', *lines[1:], '    """']
+
+
+def _wrapped(head: str, items: Sequence[str], tail: str) -> list[str]:
+    """`head item, item tail`, on as many lines as it takes."""
+    line = f"{head}{', '.join(items)}{tail}"
+    if len(line) <= 100:
+        return [line]
+    indent = len(re.match(" *", head)[0]) + 8  # type: ignore[index]
+    words = [f"{item}," for item in items[:-1]] + [items[-1]]
+    lines = _filled(words, indent, indent)
+    return [head, *lines[:-1], lines[-1] + tail]
+
+
+def _filled(words: Sequence[str], first: int, rest: int) -> list[str]:
+    lines = [" " * first]
+    for word in words:
+        if len(lines[-1]) + len(word) > 94 and lines[-1].strip():
+            lines.append(" " * rest)
+        lines[-1] += word if not lines[-1].strip() else f" {word}"
+    return lines
