@@ -114,10 +114,10 @@ def test_table_has_no_circle() -> None:
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("expr", "from terrazzo.loop import nodes"),
+        ("loop", "from terrazzo.expr import ir"),
         ("expr", "import terrazzo.codegen.llvm"),
         ("loop", "def f():\n    from ..codegen import llvm"),
-        ("ops", "from terrazzo.graph.autodiff import grad"),
+        ("ops", "from terrazzo.graph.fusion import fuse"),
         ("graph", "import terrazzo as tz"),
         ("graph", "from terrazzo import compiler"),
         ("chips", "from ..runtime.pool import Pool"),

@@ -75,6 +75,7 @@ class Lanes:
     count: int
     mask: Val | None = None
     iota: Val | None = None  # the variable's values as a vector, made when first needed
+    alone: bool = False  # only the first lane is alive
 
 
 @dataclass
@@ -608,7 +609,8 @@ class VectorLoop:
         def masked(iv: Val, acc: list[Val]) -> Sequence[Val]:
             left = self.b.sub(hi, iv)
             mask = self.b.icmp("ult", iota, self.b.splat(left, width))
-            return self.iteration(Lanes(self.loop.var, iv, width, 1, mask), acc)
+            return self.iteration(Lanes(self.loop.var, iv, width, 1, mask,
+                                        alone=left.literal == 1), acc)
 
         if trip is not None and trip % width == 0:
             return self.b.loop(middle, hi, width, lambda iv, acc: self.iteration(
@@ -816,6 +818,9 @@ class VectorCode(ScalarCode):
             data = to_memory(self.b, value, dtype)
             if mask is None:
                 self.b.store(data, pointer, align)
+            elif self.lanes.alone:
+                # LLVM makes one lane of a truncating masked store as wide as it was before.
+                self.b.store(self.b.extract(data, 0), pointer, align)
             else:
                 self.b.masked_store(data, pointer, mask, align)
             self.stored = {k: v for k, v in self.stored.items() if k[0] is not buffer}
