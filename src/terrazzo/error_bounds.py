@@ -42,6 +42,12 @@ ULPS: dict[str, float] = {
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "sqrt", "astype", "full"), 1.0),
     **dict.fromkeys(("lgamma", "digamma", "erfinv", "erfc", "power"), 2 * FEW),
 }
+# Their zeros and poles at negative x are reached by subtraction, in numpy's way as in ours, so
+# they are exact for an argument that is off by two units in the last place.
+_BACKWARD_STABLE = ("lgamma", "digamma")
+# Where rounding may cost more units in the last place, counting them says nothing.
+WELL_CONDITIONED = 1024.0
+
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MOVEMENT = {"reshape": None, "permute_dims": None, "broadcast_to": None, "concat": None,
              "slice": None, "place": None, "take_at": 1, "gather": 1}  # how many inputs are data
@@ -193,6 +199,9 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
     if node.op.name == "astype" and not node.types[0].dtype.is_float:
         return [_to_integer(given[0], node.types[0].dtype)]
     arrays = [b.value for b in given]
+    if node.op.name in _BACKWARD_STABLE:
+        slack = 2 * node.types[0].dtype.compute.eps * _finite(given[0].value)
+        given = [Bounded(_wide(given[0].value), given[0].error + slack)]
     for i, b in enumerate(given):
         if b.exact:
             continue
@@ -433,7 +442,7 @@ def compare(got: np.ndarray, expected: Bounded, dtype: DType, allow: float = SAF
         wrong = sure & ~(away <= room)
         unit = np.maximum(dtype.eps * np.where(np.isfinite(value), np.abs(value), 0.0),
                           smallest(dtype))
-        ulps = np.where(sure, away / unit, 0.0)
+        ulps = np.where(sure & (room < WELL_CONDITIONED * unit), away / unit, 0.0)
         share = np.where(sure, away / room, 0.0)
     return _difference(got, value.astype(dtype.np), wrong, ulps, share, int(sure.sum()))
 

@@ -89,7 +89,7 @@ def samples(examples: Sequence[np.ndarray], dtype: DType, kind: str, rng: np.ran
     values of the examples, reordered, as they may be indices.
     """
     if kind == "given":
-        if any(as_dtype(a.dtype) is dtype for a in examples):
+        if not examples or any(as_dtype(a.dtype) is dtype for a in examples):
             yield _plain(list(examples))
         return
     if kind == "symbolic":

@@ -193,7 +193,7 @@ def _digamma(x: float) -> float:
             return np.nan
         return _digamma(1 - x) - math.pi / math.tan(math.pi * (x - math.floor(x)))
     shift = 0.0
-    while x < 10:  # recurrence up to where the asymptotic series holds
+    while x < 20:  # recurrence up to where the asymptotic series holds to the last bit
         shift -= 1 / x
         x += 1
     y = 1 / (x * x)

@@ -34,11 +34,10 @@ from terrazzo.loop.tiles import dot_tile, fma_tile, transpose_tile
 from terrazzo.scalar import Const, FromIndex, Scalar, as_scalar, call, cast, where
 from terrazzo.shapes import contiguous_strides, num_elements
 
-KEY_BLOCK = 128  # keys whose scores for one panel stay in the nearest caches; measured
 QUERY_BLOCK = 128  # queries of a task: what a block of keys is read for; measured
 DECODE_QUERIES = 8  # up to here attention is bound by memory
 DECODE_CHUNK = 512  # keys of one task then: some 15 us of reading
-UNROLL = 4  # keys to a step of the passes over scores: shortens the chains through memory
+SMALLEST = {32: -87.0, 64: -708.0}  # e to this is the last normal number, by bits of the type
 TASK_PRODUCTS = 1 << 18  # multiplications worth a task of their own: about 5 us
 # Vectors of queries in a panel, and how much longer a tile of that width takes for the same work.
 PANELS = {32: {4: 1.0, 3: 1.0, 2: 1.08, 1: 1.3}, 16: {2: 1.0, 1: 1.25}}
@@ -177,20 +176,16 @@ def _larger(a: Scalar, b: Scalar) -> Scalar:
     return where(a > b, a, b)
 
 
-def _tree(combine: Callable[[Scalar, Scalar], Scalar], values: Sequence[Scalar]) -> Scalar:
-    if len(values) == 1:
-        return values[0]
-    half = len(values) // 2
-    return combine(_tree(combine, values[:half]), _tree(combine, values[half:]))
-
-
 def _rows_of(chip: ChipSpec, vectors: int) -> int:
     """Rows of a register tile: its sums, a row of B and an element of A fill the registers."""
     return max(1, (chip.vector_registers - vectors - 1) // vectors)
 
 
-def _exp(value: Scalar) -> Scalar:
-    return call("exp", value)
+def _weight(score: Scalar) -> Scalar:
+    """e to a score of at most 0. What would be a denormal is 0: denormals cost 100 cycles each."""
+    least = Const(score.dtype, SMALLEST[score.dtype.bits])
+    vanishes = call("lt", score, least)
+    return where(vanishes, Const(score.dtype, 0), call("exp", where(vanishes, least, score)))
 
 
 # ---------------------------------------------------------------- many queries
@@ -203,6 +198,7 @@ class _Panels:
     width: int  # queries of a panel
     panels: int  # of a task
     key_block: int
+    q_rows: Buffer  # [query][size] of one panel
     queries: Buffer  # [panel][size][query]
     sums: Buffer  # [panel][query][value size]
     top: Buffer  # [panel][query]: the highest score so far
@@ -210,7 +206,7 @@ class _Panels:
     scores: Buffer  # [key][query], then the weights
     fresh: Buffer  # [query]: the new maximum
     bias: Buffer  # [key][query]: the mask, transposed
-    rows: Buffer  # [query][key]: a boolean mask as numbers, before it is transposed
+    mask_rows: Buffer  # [query][key]: a boolean mask as numbers, before it is transposed
     k_block: Buffer  # keys and values of a block, where they are not of the type computed in
     v_block: Buffer
 
@@ -226,18 +222,15 @@ class _Panels:
             # Smaller tasks where there would be too few to go round.
             while panels > 1 and most * -(-a.queries // (panels * width)) < 4 * chip.cores:
                 panels = -(-panels // 2)
-        key_block = KEY_BLOCK
-        if isinstance(a.keys, int) and a.keys:
-            key_block = -(-a.keys // -(-a.keys // KEY_BLOCK))  # blocks of the same size
-        padded = -(-key_block // UNROLL) * UNROLL
+        key_block = _key_block(a, chip, width)
 
         def local(name: str, size: Index) -> Buffer:
             return Buffer(name, a.wide, size)
 
         return _Panels(
-            a, chip, width, panels, key_block, local("queries", panels * width * a.size),
+            a, chip, width, panels, key_block, local("q_rows", width * a.size), local("queries", panels * width * a.size),
             local("sums", panels * width * a.value_size), local("top", panels * width),
-            local("total", panels * width), local("scores", padded * width),
+            local("total", panels * width), local("scores", key_block * width),
             local("fresh", width), local("bias", key_block * width),
             local("mask_rows", width * key_block), local("k_block", key_block * a.size),
             local("v_block", key_block * a.value_size))
@@ -276,8 +269,8 @@ class _Panels:
             panels(lambda p, query: self.begin(outer, p, query)),
             _loop("key_block", ceildiv(keys, self.key_block), key_block),
             panels(lambda p, query: self.finish(outer, p, query)))
-        for buffer in (self.v_block, self.k_block, self.rows, self.bias, self.fresh, self.scores,
-                       self.total, self.top, self.sums, self.queries):
+        for buffer in (self.v_block, self.k_block, self.mask_rows, self.bias, self.fresh, self.scores,
+                       self.total, self.top, self.sums, self.queries, self.q_rows):
             body = Alloc(buffer, body)
         return body
 
@@ -287,24 +280,16 @@ class _Panels:
 
     # ------------------------------------------------------------ before and after the keys
     def begin(self, outer: Sequence[Index], panel: Index, query: Index) -> Stmt:
-        """Transpose and scale the queries of a panel; nothing is seen yet."""
+        """Scale, widen and transpose the queries of a panel; nothing is seen yet."""
         a, width = self.a, self.width
-        at = panel * (width * a.size)
         live = minimum(width, a.queries - query)
-        start = a.q.at(*outer, query, 0)
-        if a.q.stride(-1) == 1 and a.q.stride(-2) != 0:
-            pack = transpose_tile(self.queries, at, a.q.buffer, start, a.size, width,
-                                  a.q.stride(-2), width, live)
-        else:
-            pack = _loop("d", a.size, lambda d: self.lanes(lambda i: Store(
-                self.queries, at + d * width + i, where(
-                    call("lt", as_scalar(i), as_scalar(live)),
-                    cast(a.q.buffer[start + i * a.q.stride(-2) + d * a.q.stride(-1)], a.wide),
-                    0.0))))
+        copy = _loop("row", live, lambda i: _loop("d", a.size, lambda d: Store(
+            self.q_rows, i * a.size + d,
+            cast(a.q.buffer[a.q.at(*outer, query + i, d)], a.wide) * a.scale), "vector"))
         return block(
-            pack,
-            _loop("scaled", width * a.size, lambda i: Store(
-                self.queries, at + i, self.queries[at + i] * a.scale), "vector"),
+            copy,
+            transpose_tile(self.queries, panel * (width * a.size), self.q_rows, 0, a.size, width,
+                           a.size, width, live),
             _loop("sum", width * a.value_size, lambda i: Store(
                 self.sums, panel * (width * a.value_size) + i, a.const(0)), "vector"),
             self.lanes(lambda i: block(Store(self.top, panel * width + i, a.lowest),
@@ -424,9 +409,9 @@ class _Panels:
             return block(turn, apply(lambda j, i: self.bias[j * width + i]))
         mask = a.mask.buffer
         spread = _loop("row", queries, lambda i: _loop("key", live, lambda j: Store(
-            self.rows, i * self.key_block + j,
+            self.mask_rows, i * self.key_block + j,
             where(mask[base + i * by_query + j], a.const(1), 0.0)), "vector"))
-        turn = transpose_tile(self.bias, 0, self.rows, 0, live, width, self.key_block, width,
+        turn = transpose_tile(self.bias, 0, self.mask_rows, 0, live, width, self.key_block, width,
                               queries)
         return block(spread, turn, apply(
             lambda j, i: call("ne", self.bias[j * width + i], a.const(0))))
@@ -439,30 +424,19 @@ class _Panels:
                 call("ge", as_scalar(query + i), as_scalar(start + j)),
                 self.scores[j * width + i], -math.inf))), first=maximum(query - start, 0))
 
-    def groups(self, live: Index, act: Callable[[list[Index], Index], Stmt]) -> Stmt:
-        """Act on places of UNROLL keys of each query; the last may lie past the live ones."""
-        width = self.width
-        return _loop("group", ceildiv(live, UNROLL), lambda g: self.lanes(lambda i: act(
-            [(g * UNROLL + u) * width + i for u in range(UNROLL)], i)))
-
     def update_top(self, panel: Index, live: Index) -> Stmt:
-        a, width = self.a, self.width
-        pad = None
-        if not isinstance(live, int) or live % UNROLL:
-            pad = _loop("pad", ceildiv(live, UNROLL) * UNROLL, lambda j: self.lanes(
-                lambda i: Store(self.scores, j * width + i, a.const(-math.inf))), first=live)
+        width = self.width
         return block(
-            pad,
             self.lanes(lambda i: Store(self.fresh, i, self.top[panel * width + i])),
-            self.groups(live, lambda places, i: Store(self.fresh, i, _larger(
-                _tree(_larger, [self.scores[p] for p in places]), self.fresh[i]))))
+            _loop("key", live, lambda j: self.lanes(lambda i: Store(
+                self.fresh, i, _larger(self.scores[j * width + i], self.fresh[i])))))
 
     def rescale(self, panel: Index) -> Stmt:
         """What was summed up so far belongs to the old maximum; `top` holds the factor meanwhile."""
         a, width = self.a, self.width
         at = panel * width
         return block(
-            self.lanes(lambda i: Store(self.top, at + i, _exp(self.top[at + i] - self.fresh[i]))),
+            self.lanes(lambda i: Store(self.top, at + i, _weight(self.top[at + i] - self.fresh[i]))),
             self.lanes(lambda i: Store(self.total, at + i,
                                        self.total[at + i] * self.top[at + i])),
             _loop("row", width, lambda i: _loop("value", a.value_size, lambda d: Store(
@@ -471,13 +445,10 @@ class _Panels:
             self.lanes(lambda i: Store(self.top, at + i, self.fresh[i])))
 
     def weigh(self, panel: Index, live: Index) -> Stmt:
-        def act(places: list[Index], i: Index) -> Stmt:
-            top = self.fresh[i]
-            weights = [Store(self.scores, p, _exp(self.scores[p] - top)) for p in places]
-            added = _tree(lambda x, y: x + y, [self.scores[p] for p in places])
-            return block(*weights, Store(self.total, panel * self.width + i, added, "add"))
-
-        return self.groups(live, act)
+        width = self.width
+        return _loop("key", live, lambda j: self.lanes(lambda i: block(
+            Store(self.scores, j * width + i, _weight(self.scores[j * width + i] - self.fresh[i])),
+            Store(self.total, panel * width + i, self.scores[j * width + i], "add"))))
 
     def add_values(self, outer: Sequence[Index], panel: Index, start: Index, live: Index) -> Stmt:
         a, width = self.a, self.width
@@ -528,6 +499,14 @@ def _panel_vectors(a: _Attention, chip: ChipSpec) -> int:
         return queries * (queries + width) / 2 * prices[vectors]
 
     return min(prices, key=work)
+
+
+def _key_block(a: _Attention, chip: ChipSpec, width: int) -> int:
+    """Keys of a block: their scores for a panel take a third of the nearest cache; measured."""
+    most = max(32, min(128, chip.l1_bytes // 3 // (width * a.wide.itemsize)))
+    if isinstance(a.keys, int) and a.keys:
+        return -(-a.keys // -(-a.keys // most))  # blocks of the same size
+    return most
 
 
 # ---------------------------------------------------------------- few queries
@@ -610,7 +589,7 @@ class _Decoding:
                 _loop("key", live, lambda j: Store(tops, top, scores[at + j], "max"), "vector"),
                 Store(totals, total, a.const(0)),
                 _loop("key", live, lambda j: block(
-                    Store(scores, at + j, _exp(scores[at + j] - tops[top])),
+                    Store(scores, at + j, _weight(scores[at + j] - tops[top])),
                     Store(totals, total, scores[at + j], "add")), "vector"))
 
         body = block(pack, self.score(outer, queries, scores, start, live),
@@ -671,7 +650,7 @@ class _Decoding:
 
             def add(chunk: Index) -> Stmt:
                 return block(
-                    Store(weight, 0, _exp(tops[at(chunk)] - best[0])),
+                    Store(weight, 0, _weight(tops[at(chunk)] - best[0])),
                     Store(total, 0, totals[at(chunk)] * weight[0], "add"),
                     _loop("value", a.value_size, lambda d: Store(
                         result, d, sums[at(chunk) * a.value_size + d] * weight[0], "add"),

@@ -24,13 +24,13 @@ def schedule(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
     """The program in the form it will run in, and how it runs."""
     if program.kind == "pointwise":
         program = collapse(program)
-        return program, _pointwise(program)
+        return program, _streaming(program, _pointwise(program), chip)
     if program.kind == "contraction":
         return program, _contraction(program)
     program = collapse(program)
     if len(program.stages) == 1:
         return _lone_reduction(program, chip)
-    return program, _rows(program)
+    return program, _streaming(program, _rows(program), chip)
 
 
 def _extent(axis: Axis, default: int = 1024) -> int:
@@ -46,6 +46,27 @@ def _elements(shape: Sequence[Index]) -> int:
 
 def _grain(work_per_iteration: int) -> int:
     return max(1, TASK_WORK // max(work_per_iteration, 1))
+
+
+def streams(stage: Tensor, chip: ChipSpec) -> bool:
+    """Whether an output is so large that storing past the caches is faster.
+
+    A store through the caches reads the line first. Measured on a Xeon (Ice Lake) with copies of
+    copies: past the caches is slower up to 2 MB (1.6 times the second-level cache), and 1.35 times
+    as fast from 8 MB on, although the next copy then reads from memory.
+    """
+    size = num_elements(stage.shape)
+    smallest = max(3 * chip.l2_bytes, chip.l3_bytes // 16)
+    return isinstance(size, int) and size * stage.dtype.itemsize >= smallest > 0
+
+
+def _streaming(program: Program, s: Schedule, chip: ChipSpec) -> Schedule:
+    """Large outputs that nothing else in the kernel reads are stored past the caches."""
+    read = {load.source for t in program.stages if t.body is not None for load in loads(t.body)}
+    for stage in program.outputs:
+        if stage not in read and streams(stage, chip):
+            s = s.streaming(stage)
+    return s
 
 
 def _price(stages: Sequence[Tensor]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from terrazzo.chips.cpu_schedule import streams
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.ir import Program, Tensor
@@ -52,7 +53,7 @@ def lower_transpose(program: Program, chip: ChipSpec) -> Function | None:
     turned = _turned(program)
     if turned is None:
         return None
-    return _Kernel(program, turned).function(name)
+    return _Kernel(program, turned, chip).function(name)
 
 
 def _turned(program: Program) -> _Turned | None:
@@ -89,8 +90,8 @@ def _long(axis: Axis) -> bool:
 class _Kernel:
     """One kernel in the making."""
 
-    def __init__(self, program: Program, turned: _Turned):
-        self.program, self.turned = program, turned
+    def __init__(self, program: Program, turned: _Turned, chip: ChipSpec):
+        self.program, self.turned, self.chip = program, turned, chip
         self.buffers: dict[Tensor, Buffer] = {
             t: Buffer(t.name, t.dtype, num_elements(t.shape), constant=t.is_input)
             for t in (*program.inputs, *program.stages)}
@@ -133,7 +134,8 @@ class _Kernel:
             assert not isinstance(place, Scalar)
             return transposed_copy(
                 self.buffers[stage], place, self.buffers[lone.source],
-                substitute(address, _values(stage, start)), rows, columns, step, stride)
+                substitute(address, _values(stage, start)), rows, columns, step, stride,
+                streams(stage, self.chip))
         i, j = Var("row", 0, TILE - 1), Var("column", 0, TILE - 1)
         code: list[Stmt] = []
         local: list[Buffer] = []
@@ -157,7 +159,8 @@ class _Kernel:
                 self.buffers[stage] = Buffer(stage.name, stage.dtype, TILE * TILE)
                 local.append(self.buffers[stage])
             stores.append(Store(self.buffers[stage], self.place(stage, inner, i * TILE + j),
-                                self.value(stage, inner, copies, i * TILE + j)))
+                                self.value(stage, inner, copies, i * TILE + j),
+                                streaming=streams(stage, self.chip)))
         code.append(For(i, 0, rows, For(j, 0, columns, block(*stores), "vector")))
         stmt = block(*code)
         for buffer in reversed(local):

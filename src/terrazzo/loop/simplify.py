@@ -31,6 +31,7 @@ from terrazzo.index import (
     substitute,
 )
 from terrazzo.loop.bounds import Interval, interval_of
+from terrazzo.loop.conditions import cut_at_conditions
 from terrazzo.loop.ir import (
     Alloc,
     Block,
@@ -443,5 +444,6 @@ PASSES: dict[str, Callable[[Stmt], Stmt]] = {
     "hoist_allocs": hoist_allocs,
     "merge_loops": merge_loops,
     "partition_ragged": partition_ragged,
+    "cut_at_conditions": cut_at_conditions,
     "drop_empty": drop_empty,
 }

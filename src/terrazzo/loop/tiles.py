@@ -10,7 +10,7 @@ it has none, or declines, these loops are what runs. The interpreter always runs
 | `transpose_tile` | D, S | k, ldd, lds, columns | nr |
 
 `columns` says how many of the `nr` columns there are; the others are neither read nor written
-(`transpose_tile` writes zeros there). A and B may be half types: they are widened to C's type.
+(`transpose_tile` repeats the last one). A and B may be half types: they are widened to C's type.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ def _dot_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr
 def _transpose_meaning(places: Sequence[Place], sizes: Sequence[Index], *, nr: int) -> Stmt:
     (d, d_at), (s, s_at) = places
     k, ldd, lds, columns = sizes
-    p, j, rest = _axis("tp", k), _axis("tj", columns), _axis("tj", nr)
-    copy = For(j, 0, columns, Store(d, d_at + p * ldd + j, cast(s[s_at + j * lds + p], d.dtype)))
-    pad = For(rest, minimum(columns, nr), nr, Store(d, d_at + p * ldd + rest, Const(d.dtype, 0)))
-    return For(p, 0, k, block(copy, pad))
+    p, j = _axis("tp", k), _axis("tj", nr)
+    item = cast(s[s_at + minimum(j, columns - 1) * lds + p], d.dtype)
+    return For(p, 0, k, For(j, 0, nr, Store(d, d_at + p * ldd + j, item)))
 
 
 FMA_TILE = TileIntrinsic("fma_tile", _fma_meaning)
@@ -98,6 +97,6 @@ def dot_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: In
 
 def transpose_tile(d: Buffer, d_at: Index, s: Buffer, s_at: Index, k: Index, ldd: Index,
                    lds: Index, nr: int, columns: Index | None = None) -> Stmt:
-    """`D[p, j] = S[j, p]` for p < k, and zeros for the columns from `columns` up to nr."""
+    """`D[p, j] = S[j, p]` for p < k and j < nr; S has `columns` rows, the last one is repeated."""
     return Tile(TRANSPOSE_TILE, ((d, d_at), (s, s_at)),
                 (k, ldd, lds, nr if columns is None else columns), {"nr": nr})

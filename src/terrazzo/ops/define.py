@@ -90,7 +90,14 @@ def joint_type(result: str, dtypes: Sequence[DType], name: str) -> tuple[DType, 
     if result == "bits" and joint.is_float:
         raise DTypeError(f"{name} works on integers and booleans, not on {joint.name}",
                          where=user_location(), hint="cast with tz.astype(x, 'int32') first")
+    if joint.is_bool and name in _NUMBERS_ONLY:
+        raise DTypeError(f"{name} works on numbers, not on booleans", where=user_location(),
+                         hint="use the logical operators, or tz.astype(x, 'int32') first")
     return joint, bool_ if result == "bool" else joint
+
+
+_NUMBERS_ONLY = ("negative", "subtract", "sign", "floor_divide", "remainder", "fmod", "power",
+                 "bitwise_left_shift", "bitwise_right_shift")  # as in numpy
 
 
 def elementwise(name: str, scalar_op: str | None = None, *, arity: int = 1,

@@ -16,7 +16,7 @@ from terrazzo.dtypes import DType, as_dtype, float32, float64, int64, uint32, ui
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute
 from terrazzo.graph.ir import TensorType, operator_named
-from terrazzo.index import Index, ceildiv
+from terrazzo.index import Index
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import (
@@ -26,15 +26,14 @@ from terrazzo.ops.elementwise import (
     less,
     log1p,
     minimum,
-    sin,
     sqrt,
     where,
 )
-from terrazzo.ops.shape import as_shape, ravel, reshape, span, stack
+from terrazzo.ops.shape import as_shape, ravel
 from terrazzo.scalar import FromIndex, Scalar, as_scalar, call
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import dims_text, num_elements
+from terrazzo.shapes import dims_text
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -74,7 +73,7 @@ def _philox(counter: list[Scalar], key: list[Scalar]) -> list[Scalar]:
     return c
 
 
-def _bits_type(key: TensorType, *, shape: Any, stream: int) -> TensorType:
+def _bits_type(key: TensorType, *, shape: Any, words: int, word: int, stream: int) -> TensorType:
     if not key.dtype.is_integer or key.shape != ():
         raise DTypeError(f"a random key is a single integer, not {key}", where=user_location(),
                          hint="make one with tz.random_key(seed), more with tz.split_key(key, n)")
@@ -85,31 +84,38 @@ def _bits_type(key: TensorType, *, shape: Any, stream: int) -> TensorType:
     return TensorType(sizes, uint32)
 
 
-def _bits_numpy(key: np.ndarray, *, shape: Any, stream: int, out: Any) -> np.ndarray:
+def _bits_numpy(key: np.ndarray, *, shape: Any, words: int, word: int, stream: int,
+                out: Any) -> np.ndarray:
     seed = int(key) & (2**64 - 1)
     count = math.prod(out.shape)
-    block = np.arange(-(-count // 4), dtype=np.uint64)
-    words = philox_numpy((block & np.uint64(_LOW), block >> np.uint64(32), stream, 0),
-                         (seed & _LOW, seed >> 32))
-    return np.stack(words, axis=-1).reshape(-1)[:count].astype(np.uint32).reshape(out.shape)
+    block = np.arange(-(-count * words // 4), dtype=np.uint64)
+    made = philox_numpy((block & np.uint64(_LOW), block >> np.uint64(32), stream, 0),
+                        (seed & _LOW, seed >> 32))
+    stream_words = np.stack(made, axis=-1).reshape(-1)[:count * words]
+    return stream_words[word::words].astype(np.uint32).reshape(out.shape)
 
 
 @primitive(family="random", infer=_bits_type, reference=_bits_numpy, differentiable=False)
-def random_bits(key: Any, *, shape: Any, stream: int = _ELEMENTS, out: TensorType) -> Tensor:
-    """32 random bits an element"""
+def random_bits(key: Any, *, shape: Any, words: int = 1, word: int = 0, stream: int = _ELEMENTS,
+                out: TensorType) -> Tensor:
+    """32 random bits an element: one word out of every `words` of the stream, that of number `word`
+
+    What needs several words an element asks for each by itself; they share the work of a block.
+    """
 
     def element(*i: Index) -> Scalar:
-        position = ravel(i, out.shape)
+        position = ravel(i, out.shape) * words + word
         block = cast_scalar(FromIndex(int64, position // 4), uint64)
         seed = cast_scalar(key[()], uint64)
         zero = as_scalar(0, uint64)
-        words = _philox(
+        made = _philox(
             [call("and", block, _LOW), call("shr", block, 32), as_scalar(stream, uint64), zero],
             [call("and", seed, _LOW), call("shr", seed, 32)])
         lane = FromIndex(int64, position % 4)
-        chosen = words[3]
-        for n in (2, 1, 0):
-            chosen = where_scalar(call("eq", lane, n), words[n], chosen)
+        lanes = range(word % math.gcd(words, 4), 4, math.gcd(words, 4))  # those it can fall on
+        chosen = made[lanes[-1]]
+        for n in reversed(lanes[:-1]):
+            chosen = where_scalar(call("eq", lane, n), made[n], chosen)
         return cast_scalar(chosen, uint32)
 
     return compute(out.shape, element, origin="random_bits")
@@ -122,25 +128,29 @@ def random_key(*, seed: Any) -> Any:
     return full(shape=(), value=int(seed) & (2**64 - 1), dtype="uint64")
 
 
-def _wide_bits(key: Any, shape: Any, stream: int = _ELEMENTS) -> Any:
-    """64 random bits an element, of two neighbouring words."""
-    sizes = as_shape(shape)
-    words = astype(random_bits(key, shape=(*sizes, 2), stream=stream), dtype="uint64")
-    low, high = (reshape(span(words, -1, k, k + 1), shape=sizes) for k in (0, 1))
-    return low | (high << np.uint64(32))
+def _words(key: Any, shape: Any, count: int, stream: int = _ELEMENTS) -> list[Any]:
+    """Several random words an element."""
+    return [random_bits(key, shape=as_shape(shape), words=count, word=k, stream=stream)
+            for k in range(count)]
+
+
+def _joined(low: Any, high: Any) -> Any:
+    """64 random bits of two words."""
+    return astype(low, dtype="uint64") | (astype(high, dtype="uint64") << np.uint64(32))
 
 
 @operator(family="random", differentiable=False)
 def split_key(key: Any, *, num: int = 2) -> Any:
     """independent keys made from one, which should not be used again"""
-    return _wide_bits(key, (num,), _DERIVE)
+    return _joined(*_words(key, (num,), 2, _DERIVE))
 
 
 @operator(family="random", differentiable=False)
 def fold_in(key: Any, data: Any) -> Any:
     """a key made from a key and a number, such as that of a step or a layer"""
-    mixed = bitwise_xor(_wide_bits(key, (), _DERIVE), astype(data, dtype="uint64"))
-    return _wide_bits(mixed, (), _FOLD)
+    own = _joined(*_words(key, (), 2, _DERIVE))
+    mixed = bitwise_xor(own, astype(data, dtype="uint64"))
+    return _joined(*_words(mixed, (), 2, _FOLD))
 
 
 # ---------------------------------------------------------------- distributions
@@ -148,16 +158,18 @@ def fold_in(key: Any, data: Any) -> Any:
 _UNIT_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
 
-def _unit(key: Any, shape: Any, dtype: DType) -> Any:
-    """Uniform in [0, 1), in the type that arithmetic of `dtype` happens in."""
+def _check_float(dtype: DType) -> None:
     if dtype.name not in _UNIT_BITS:
         raise DTypeError(f"random numbers of type {dtype.name} are not supported",
                          where=user_location(), hint="use " + ", ".join(_UNIT_BITS))
-    bits = _UNIT_BITS[dtype.name]
+
+
+def _unit(bits: Any, dtype: DType) -> Any:
+    """The floats of [0, 1) that random bits stand for: in float64 of 64, else in float32 of 32."""
+    count = _UNIT_BITS[dtype.name]
     if dtype is float64:
-        return astype(_wide_bits(key, shape) >> np.uint64(64 - bits), dtype=dtype) * 2.0**-bits
-    word = random_bits(key, shape=as_shape(shape)) >> np.uint32(32 - bits)
-    return astype(word, dtype=float32) * 2.0**-bits
+        return astype(bits >> np.uint64(64 - count), dtype=dtype) * 2.0**-count
+    return astype(bits >> np.uint32(32 - count), dtype=float32) * 2.0**-count
 
 
 @operator(family="random", differentiable=False)
@@ -165,7 +177,9 @@ def uniform(key: Any, *, shape: Any = (), low: float = 0.0, high: float = 1.0,
             dtype: Any = "float32") -> Any:
     """floats spread evenly over low <= x < high"""
     kind = as_dtype(dtype)
-    unit = _unit(key, shape, kind)
+    _check_float(kind)
+    unit = _unit(_joined(*_words(key, shape, 2)) if kind is float64 else
+                 random_bits(key, shape=as_shape(shape)), kind)
     if (low, high) == (0.0, 1.0):
         return astype(unit, dtype=kind)
     value = astype(unit * (high - low) + low, dtype=kind)
@@ -179,15 +193,13 @@ def normal(key: Any, *, shape: Any = (), mean: float = 0.0, std: float = 1.0,
            dtype: Any = "float32") -> Any:
     """normally distributed floats, by Box and Muller's transform"""
     kind, sizes = as_dtype(dtype), as_shape(shape)
-    count = num_elements(sizes)
-    pairs = ceildiv(count, 2)
-    # Half types are made in float32: their few bits would leave gaps in the tails.
-    unit = _unit(key, (pairs, 2), float64 if kind is float64 else float32)
-    first, second = (reshape(span(unit, 1, k, k + 1), shape=(pairs,)) for k in (0, 1))
-    radius = sqrt(-2.0 * log1p(-first))
-    angle = second * (2.0 * math.pi)
-    both = reshape(stack(radius * cos(angle), radius * sin(angle), axis=1), shape=(pairs * 2,))
-    value = reshape(span(both, 0, 0, count), shape=sizes)
+    _check_float(kind)
+    if kind is float64:
+        words = _words(key, sizes, 4)
+        first, second = (_unit(_joined(*words[k:k + 2]), kind) for k in (0, 2))
+    else:  # half types are made in float32: their few bits would leave gaps in the tails
+        first, second = (_unit(w, float32) for w in _words(key, sizes, 2))
+    value = sqrt(-2.0 * log1p(-first)) * cos(second * (2.0 * math.pi))
     return astype(value if (mean, std) == (0.0, 1.0) else value * std + mean, dtype=kind)
 
 
@@ -210,8 +222,7 @@ def randint(key: Any, *, low: int, high: int, shape: Any = (), dtype: Any = "int
     if not 0 < count <= 2**32:
         raise ArgumentError(f"randint from {low} to {high} must have 1 to 2**32 numbers to choose "
                             "from", where=user_location())
-    words = astype(random_bits(key, shape=(*as_shape(shape), 2)), dtype="uint64")
-    fraction, whole = (reshape(span(words, -1, k, k + 1), shape=as_shape(shape)) for k in (0, 1))
+    fraction, whole = (astype(w, dtype="uint64") for w in _words(key, shape, 2))
     # The top half of 64 random bits times the count: biased by less than 2**-32.
     scaled = whole * np.uint64(count) + ((fraction * np.uint64(count)) >> np.uint64(32))
     return astype(astype(scaled >> np.uint64(32), dtype="int64") + low, dtype=dtype)
@@ -220,7 +231,7 @@ def randint(key: Any, *, low: int, high: int, shape: Any = (), dtype: Any = "int
 @operator(family="random", differentiable=False)
 def permutation(key: Any, *, n: Any) -> Any:
     """the numbers 0..n-1 in random order"""
-    return operator_named("argsort")(_wide_bits(key, (n,)))
+    return operator_named("argsort")(_joined(*_words(key, (n,), 2)))
 
 
 @operator(family="random")

@@ -7,8 +7,7 @@ values stay in their places.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,8 @@ from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import where as where_scalar
 from terrazzo.shapes import dims_text, normalize_axis, num_elements
 
-# Of an axis whose size is not known, as many passes as the largest address space could need.
-_MOST_PASSES = 48
+# Up to this many, counting each element's rank beats the histograms of a radix sort.
+_FEW = 48
 # Up to this many, inserting into a short list beats sorting everything.
 _SHORT_LIST = 64
 
@@ -111,68 +110,81 @@ def sort_pairs(x: Any, *, axis: int = -1, descending: bool = False,
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         if n == 0 or rows == 0:
             return Block(())
-        row, k = fresh_axis("row", rows).var, fresh_axis("k", n).var
+        row = fresh_axis("row", rows).var
         base = row // inner * (n * inner) + row % inner
-        keys = Buffer("keys", key_type(x.dtype), n * 2)
-        order = Buffer("order", int64, n * 2)
-        source = Buffer("source", int64, 1)  # which half of the two buffers holds the data
-        load = For(k, 0, n, block(
-            Store(keys, k, sort_key(inputs[0][base + k * inner], descending)),
-            Store(order, k, as_scalar(k))))
-        origin = order[call("add", source[0], as_scalar(k))]
-        address = call("add", as_scalar(base), call("mul", origin, as_scalar(inner)))
-        write = For(k, 0, n, block(
-            Store(outputs[0], base + k * inner, inputs[0][address]),
-            Store(outputs[1], base + k * inner, origin)))
-        body = block(load, Store(source, 0, as_scalar(0)), _merge_sort(n, keys, order, source),
-                     write)
-        return For(row, 0, rows, _allocate([keys, order, source], body), "parallel")
+
+        def key(k: Index) -> Scalar:
+            return sort_key(inputs[0][base + k * inner], descending)
+
+        def write(target: Index | Scalar, origin: Scalar) -> Stmt:
+            """Element number `target` of the result is number `origin` of the input."""
+            to, source = (call("add", as_scalar(base), call("mul", as_scalar(v), as_scalar(inner)))
+                          for v in (target, origin))
+            return block(Store(outputs[0], to, inputs[0][source]),
+                         Store(outputs[1], to, cast_scalar(origin, int64)))
+
+        method = _rank_sort if isinstance(n, int) and n <= _FEW else _radix_sort
+        return For(row, 0, rows, method(n, x.dtype, key, write), "parallel")
 
     return build
 
 
-def _merge_sort(n: Index, keys: Buffer, order: Buffer, source: Buffer) -> Stmt:
-    """Bottom-up merge sort between the two halves of `keys` and `order`.
+def _rank_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
+               write: Callable[[Index | Scalar, Scalar], Stmt]) -> Stmt:
+    """Every element goes where the number of those before it says: n*n comparisons, no branch."""
+    keys, rank = Buffer("keys", key_type(dtype), n), Buffer("rank", int64, n)
+    i, j = fresh_axis("i", n).var, fresh_axis("j", n).var
+    earlier = call("or", call("lt", keys[j], keys[i]), call(
+        "and", call("eq", keys[j], keys[i]), call("lt", as_scalar(j), as_scalar(i))))
+    count = For(j, 0, n, Store(rank, i, cast_scalar(earlier, int64), "add"), "vector")
+    return _allocate([keys, rank], block(
+        For(i, 0, n, Store(keys, i, key(i))),
+        For(i, 0, n, block(Store(rank, i, as_scalar(0)), count, write(rank[i], as_scalar(i))))))
 
-    Every pass writes n elements one after the other; the two runs being merged are cursors in
-    memory, so no loop needs a bound that depends on data.
+
+def _radix_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
+                write: Callable[[Index | Scalar, Scalar], Stmt]) -> Stmt:
+    """Radix sort from the least significant byte: stable, and without a branch on data.
+
+    Each pass moves keys and origins from one half of a buffer to the other. All histograms are
+    made while the keys are.
     """
-    names = ("width", "left", "middle", "right", "end", "took")
-    width, left, middle, right, end, took = cursors = [Buffer(v, int64, 1) for v in names]
-    size = as_scalar(n)
-    k = fresh_axis("k", n).var
-    here = as_scalar(k)
+    passes = max(1, (dtype.bits if dtype.is_integer else key_type(dtype).bits
+                     if dtype.is_float else 8) // 8)
+    signed = dtype.is_float or dtype.kind == "i" or dtype is uint64
+    index = int32 if isinstance(n, int) and n < 2**31 else int64
+    keys = Buffer("keys", key_type(dtype), n * 2)
+    order = Buffer("order", index, n * 2)
+    counts = Buffer("counts", index, passes * 256)
+    total = Buffer("total", index, 1)
+    k, value = fresh_axis("k", n).var, fresh_axis("value", 256).var
 
-    def capped(place: Scalar) -> Scalar:
-        return call("min", place, size)
+    def slot(element: Scalar, number: int) -> Scalar:
+        """Where the count of an element's byte lies."""
+        byte = call("and", call("shr", element, 8 * number), 255)
+        if signed and number == passes - 1:
+            byte = call("xor", byte, 128)  # negative numbers come first
+        return call("add", cast_scalar(byte, int64), 256 * number)
 
-    start_runs = If(
-        call("eq", call("and", here, width[0] * 2 - 1), 0),
-        block(Store(left, 0, here), Store(middle, 0, capped(here + width[0])),
-              Store(right, 0, middle[0]), Store(end, 0, capped(here + width[0] * 2))))
-
-    def key_at(cursor: Buffer) -> Scalar:
-        return keys[call("add", source[0], call("min", cursor[0], size - 1))]
-
-    use_left = call("and", call("lt", left[0], middle[0]), call(
-        "or", call("ge", right[0], end[0]), call("le", key_at(left), key_at(right))))
-    chosen = call("add", source[0], where_scalar(call("ne", took[0], 0), left[0], right[0]))
-    target = call("add", call("sub", size, source[0]), here)
-    merge = For(k, 0, n, block(
-        start_runs,
-        Store(took, 0, cast_scalar(use_left, int64)),
-        Store(keys, target, keys[chosen]),
-        Store(order, target, order[chosen]),
-        Store(left, 0, took[0], "add"),
-        Store(right, 0, call("sub", 1, took[0]), "add")))
-    passes = _MOST_PASSES if not isinstance(n, int) else math.ceil(math.log2(n)) if n > 1 else 0
-    one_pass: Stmt = block(merge, Store(source, 0, call("sub", size, source[0])),
-                           Store(width, 0, width[0] * 2))
-    if not isinstance(n, int):
-        one_pass = If(call("lt", width[0], size), one_pass)
-    number = fresh_axis("number", passes).var
-    return _allocate(cursors, block(Store(width, 0, as_scalar(1)),
-                                    For(number, 0, passes, one_pass)))
+    clear = For(value, 0, passes * 256, Store(counts, value, Const(index, 0)), "vector")
+    load = For(k, 0, n, block(
+        Store(keys, k, key(k)), Store(order, k, cast_scalar(as_scalar(k), index)),
+        *(Store(counts, slot(keys[k], p), Const(index, 1), "add") for p in range(passes))))
+    steps: list[Stmt] = [clear, load]
+    for p in range(passes):
+        source, target = (n * (p % 2), n * ((p + 1) % 2))
+        # counts become the places where each byte's elements start
+        starts = For(value, 0, 256, block(
+            Store(total, 0, counts[value + 256 * p], "add"),
+            Store(counts, value + 256 * p, call("sub", total[0], counts[value + 256 * p]))))
+        at = slot(keys[source + k], p)
+        place = call("add", cast_scalar(counts[at], int64), as_scalar(target))
+        move = For(k, 0, n, block(
+            Store(order, place, order[source + k]), Store(keys, place, keys[source + k]),
+            Store(counts, at, Const(index, 1), "add")))
+        steps += [Store(total, 0, Const(index, 0)), starts, move]
+    steps.append(For(k, 0, n, write(k, cast_scalar(order[n * (passes % 2) + k], int64))))
+    return _allocate([keys, order, counts, total], block(*steps))
 
 
 def _top_type(x: TensorType, *, k: int, axis: int, largest: bool

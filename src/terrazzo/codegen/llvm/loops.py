@@ -75,6 +75,7 @@ class Lanes:
     count: int
     mask: Val | None = None
     iota: Val | None = None  # the variable's values as a vector, made when first needed
+    aligned: Store | None = None  # the streaming store whose vectors lie on their boundaries
     alone: bool = False  # only the first lane is alive
 
 
@@ -98,6 +99,9 @@ class LoopEmitter:
         self.threads: Val
         self.in_parallel = False
         self.outlined = 0
+        # Stores that bypass the caches: only where we know how to order them again.
+        self.may_stream = chip.llvm_triple.startswith("x86_64")
+        self.streamed = False
 
     # ------------------------------------------------------------ functions
     def function(self, function: Function) -> None:
@@ -123,7 +127,14 @@ class LoopEmitter:
         self.stmt(stmt, scope)
         for pointer in heap:
             self.b.call("void", "free", [pointer])
+        self.settle()
         self.b.ret()
+
+    def settle(self) -> None:
+        """Make streaming stores visible before anybody hears that they are done."""
+        if self.streamed:
+            self.b.call("void", "llvm.x86.sse.sfence", [])
+            self.streamed = False
 
     def reserve(self, stmt: Stmt, scope: Scope) -> list[Val]:
         """Local buffers are made once a function, not once an iteration."""
@@ -229,6 +240,7 @@ class LoopEmitter:
             loop.body, self.inside(inner, loop.var, iv)))
         for pointer in heap:
             self.b.call("void", "free", [pointer])
+        self.settle()
         self.b.ret()
         self.b, self.threads, self.in_parallel = outer
         if chunks.literal == 1:
@@ -586,17 +598,46 @@ class VectorLoop:
                                               .identity(s.buffer.dtype), width).text,) * depth)
                         for s in self.reductions]
         step = width * depth
+        streaming = self.streaming(width) if trip is None or trip >= 16 * width else None
+        if streaming is not None:
+            lo, trip = self.peel(streaming, lo, hi, width), None
         count = self.b.sub(hi, lo)
         whole = self.b.mul(self.b.sdiv(count, step), step)
         middle = self.b.add(lo, whole)
         accumulators = self.b.loop(lo, middle, step, lambda iv, acc: self.iteration(
-            Lanes(self.loop.var, iv, width, depth), acc), accumulators)
+            Lanes(self.loop.var, iv, width, depth, aligned=streaming), acc), accumulators)
         partial = [scalars.fold(self.b, s.reduce or "", a, s.buffer.dtype)
                    for s, a in zip(self.reductions, accumulators, strict=True)]
         if trip is None or trip % step:
             partial = self.tail(middle, hi, width, trip, partial)
         for stmt, value in zip(self.reductions, partial, strict=True):
             self.finish(stmt, value)
+
+    def streaming(self, width: int) -> Store | None:
+        """A store that bypasses the caches, if this loop has one."""
+        if self.reductions or width == 1 or not self.e.may_stream:
+            return None
+        for stmt in self.stmts:
+            # Part of a line alone is worse than the cache: the memory takes whole lines only.
+            whole = 8 * width * stmt.buffer.dtype.itemsize == self.e.chip.vector_bits
+            if stmt.streaming and whole and stmt.reduce is None and (
+                    not isinstance(stmt.index, Scalar)
+                    and coefficient(stmt.index, self.loop.var) == 1):
+                return stmt
+        return None
+
+    def peel(self, stmt: Store, lo: Val, hi: Val, width: int) -> Val:
+        """Do the iterations before the first address that a streaming store may begin at."""
+        b, size = self.b, stmt.buffer.dtype.itemsize
+        assert not isinstance(stmt.index, Scalar)
+        at = b.add(self.e.index(substitute(stmt.index, {self.loop.var: 0}), self.scope), lo)
+        address = b.cast("ptrtoint", b.gep(memory_type(stmt.buffer.dtype),
+                                           self.scope.memory[stmt.buffer], at), "i64")
+        rest = b.and_(b.sub(const("i64", 0), address), width * size - 1)
+        first = b.smin(b.add(lo, b.udiv(rest, size)), hi)
+        b.if_(b.icmp("slt", lo, first), lambda: self.tail(lo, first, width, None, []))
+        self.e.streamed = True
+        return first
 
     def tail(self, middle: Val, hi: Val, width: int, trip: int | None,
              partial: list[Val]) -> list[Val]:
@@ -624,7 +665,7 @@ class VectorLoop:
         for stmt in self.stmts:
             varying: set[int] = set()
             nodes = list(walk_scalar(stmt.value))
-            guarded = _under_where(stmt.value)
+            guarded = _under_where(stmt.value, code)
             for node in nodes:
                 if self.varies(node) or any(id(c) in varying for c in scalar_children(node)):
                     varying.add(id(node))
@@ -680,13 +721,14 @@ class VectorLoop:
         self.b.store(to_memory(self.b, total, dtype), pointer, dtype.itemsize)
 
 
-def _under_where(root: Scalar) -> set[int]:
-    """Nodes that are only needed where some condition holds: not to be evaluated early."""
+def _under_where(root: Scalar, code: ScalarCode) -> set[int]:
+    """Nodes that can only be evaluated where some condition holds: not before the loop."""
     inside: set[int] = set()
     for node in walk_scalar(root):
         if isinstance(node, Call) and node.op == "where":
             for branch in node.args[1:]:
-                inside |= {id(n) for n in walk_scalar(branch) if isinstance(n, Load)}
+                inside |= {id(n) for n in walk_scalar(branch)
+                           if isinstance(n, Load) and not code.in_bounds(n)}
     changed = set(inside)
     for node in walk_scalar(root):
         if any(id(c) in changed for c in scalar_children(node)):
@@ -746,8 +788,36 @@ class VectorCode(ScalarCode):
                 return from_memory(self.b, self.contiguous(source, index, elem, guard), dtype)
             if isinstance(step, int) and step == -1 and guard is None and self.lanes.width > 1:
                 return from_memory(self.b, self.backwards(source, index, elem), dtype)
+        elif self.scalar_step(index) == 1:
+            # Rows of a table: where a row begins is data, how it goes on is not.
+            first = self.b.gep(elem, self.scope.memory[source], self.at_lane_zero(index))
+            return from_memory(self.b, self.vectors(first, source, elem, guard), dtype)
         place = self.visit(index, guard) if isinstance(index, Scalar) else self.index_value(index)
         return from_memory(self.b, self.gather(source, place, elem, guard), dtype)
+
+    def scalar_step(self, node: Scalar) -> int | None:
+        """How far a computed index moves from lane to lane; None if that is not one number."""
+        if isinstance(node, Const) or id(node) in self.scope.known:
+            return 0
+        if isinstance(node, FromIndex):
+            step = coefficient(node.index, self.lanes.var)
+            return step if isinstance(step, int) else None
+        if not isinstance(node, Call) or node.op not in ("add", "sub", "mul"):
+            return None
+        steps = [self.scalar_step(arg) for arg in node.args]
+        if steps[0] is None or steps[1] is None:
+            return None
+        if node.op == "mul":
+            for step, factor in ((steps[0], node.args[1]), (steps[1], node.args[0])):
+                if isinstance(factor, Const):
+                    return step * int(factor.value)
+            return 0 if steps == [0, 0] else None
+        return steps[0] + steps[1] if node.op == "add" else steps[0] - steps[1]
+
+    def at_lane_zero(self, index: Scalar) -> Val:
+        scope = self.e.inside(self.scope, self.lanes.var, self.lanes.base)
+        scope.lanes, scope.known = None, self.scope.known
+        return ScalarCode(self.e, scope).emit(index)
 
     def visit(self, node: Scalar, guard: Val | None) -> Val:
         # In the masked tail every load that varies with the lane needs the mask.
@@ -760,14 +830,22 @@ class VectorCode(ScalarCode):
         """The address of lane 0 of every part, for an index that moves with the lane."""
         at = substitute(index, {self.lanes.var: 0})
         base = self.b.add(self.e.index(at, self.scope), self.lanes.base)
-        first = self.b.gep(elem, self.scope.memory[source], base)
+        return self.parts(self.b.gep(elem, self.scope.memory[source], base), elem)
+
+    def parts(self, first: Val, elem: str) -> Val:
+        """The addresses of all parts, given that of the first."""
         if self.lanes.count == 1:
             return first
         return bundle([self.b.gep(elem, first, u * self.lanes.width)
                        for u in range(self.lanes.count)])
 
     def contiguous(self, source: Buffer, index: Index, elem: str, guard: Val | None) -> Val:
-        pointer = self.pointer(source, index, elem)
+        return self.vectors(self.pointer(source, index, elem), source, elem, guard)
+
+    def vectors(self, pointer: Val, source: Buffer, elem: str, guard: Val | None) -> Val:
+        """Whole vectors from an address on."""
+        if pointer.count != self.lanes.count:
+            pointer = self.parts(pointer, elem)
         ty = vec(elem, self.lanes.width)
         align = source.dtype.itemsize
         if guard is None:
@@ -816,7 +894,9 @@ class VectorCode(ScalarCode):
                 old = from_memory(self.b, self.contiguous(buffer, index, elem, mask), dtype)
                 value = combine(self.b, stmt.reduce, old, value, dtype)
             data = to_memory(self.b, value, dtype)
-            if mask is None:
+            if stmt is self.lanes.aligned:
+                self.b.store(data, pointer, align * width, nontemporal=True)
+            elif mask is None:
                 self.b.store(data, pointer, align)
             elif self.lanes.alone:
                 # LLVM makes one lane of a truncating masked store as wide as it was before.

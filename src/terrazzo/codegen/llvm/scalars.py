@@ -77,7 +77,7 @@ def cast(b: Builder, value: Val, source: DType, target: DType) -> Val:
         return _float_to_int(b, value, target)
     if target.is_float:
         return b.cast("sitofp" if source.is_signed else "uitofp", value, elem)
-    if target.bits == source.bits or max(target.bits, 8) == max(source.bits, 8):
+    if not source.is_bool and max(target.bits, 8) == max(source.bits, 8):
         return value
     if target.bits < source.bits:
         return b.cast("trunc", value, elem)
@@ -113,8 +113,10 @@ def emit(b: Builder, op: str, args: Sequence[Val], dtype: DType) -> Val:
 
 
 def combine(b: Builder, op: str, x: Val, y: Val, dtype: DType) -> Val:
-    """One step of a reduction."""
-    return emit(b, REDUCTIONS[op].op, (x, y), dtype)
+    """One step of a reduction; half types are combined in float32."""
+    wide = dtype.compute
+    values = (cast(b, x, dtype, wide), cast(b, y, dtype, wide))
+    return cast(b, emit(b, REDUCTIONS[op].op, values, wide), wide, dtype)
 
 
 def fold(b: Builder, op: str, value: Val, dtype: DType) -> Val:

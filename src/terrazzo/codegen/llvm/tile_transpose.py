@@ -1,6 +1,7 @@
 """The template of `transposed_copy`: square blocks are transposed in registers.
 
 A block's rows are whole vectors on both sides, so memory sees only contiguous loads and stores.
+Streaming stores bypass the caches where the rows of D are aligned, which is found out at run time.
 Blocks that stick out of the copied region are masked, where the chip has masked moves of such
 elements; elsewhere what sticks out is copied one by one.
 """
@@ -34,7 +35,9 @@ def emit_transposed_copy(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool
     b = emitter.b
     rows, columns, ldd, lds = [emitter.index(s, scope) for s in tile.sizes]
     strides = "_".join("x" if s.literal is None else str(s.literal) for s in (ldd, lds))
-    name = f"transposed_copy_{elem}_{strides}"
+    # Half a line alone is worse than the cache: the memory takes whole lines only.
+    streaming = bool(tile.constants["streaming"]) and emitter.may_stream and width * bits == 512
+    name = f"transposed_copy_{elem}_{strides}{'_streaming' * streaming}"
     if not emitter.module.defines(name):
         formals = [("ptr noalias", "d"), ("ptr noalias", "s")] + [
             ("i64", n) for n in ("rows", "columns", "ldd", "lds")]
@@ -43,10 +46,12 @@ def emit_transposed_copy(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool
         d, s, *sizes = inner.params
         known = [given if given.literal is not None else param
                  for given, param in zip((ldd, lds), sizes[2:], strict=True)]
-        _Copy(inner, elem, width, _has_masks(emitter.chip, bits), d, s, *sizes[:2], *known).write()
+        _Copy(inner, elem, width, _has_masks(emitter.chip, bits), streaming, d, s,
+              *sizes[:2], *known).write()
         inner.ret()
     pointers = [emitter.address(target, d_at, scope), emitter.address(source, s_at, scope)]
     b.call("void", name, [*pointers, rows, columns, ldd, lds])
+    emitter.streamed |= streaming
     return True
 
 
@@ -62,6 +67,7 @@ class _Copy:
     elem: str
     width: int
     masked: bool
+    streaming: bool
     d: Val
     s: Val
     rows: Val
@@ -77,15 +83,23 @@ class _Copy:
         b, width = self.b, self.width
         whole_rows, whole_columns = b.and_(self.rows, -width), b.and_(self.columns, -width)
 
-        def strip(i: Val, _: list[Val]) -> None:
-            b.loop(0, whole_columns, width, lambda j, _: self.block(i, j))
-            self.edge(i, b.add(i, width), whole_columns, self.columns)
+        def strips(streaming: bool) -> None:
+            def strip(i: Val, _: list[Val]) -> None:
+                b.loop(0, whole_columns, width, lambda j, _: self.block(i, j, streaming))
+                self.edge(i, b.add(i, width), whole_columns, self.columns)
 
-        b.loop(0, whole_rows, width, strip)
+            b.loop(0, whole_rows, width, strip)
+
+        if self.streaming:
+            address = b.cast("ptrtoint", self.d, "i64")
+            rest = b.and_(b.or_(address, b.mul(self.ldd, self.align)), width * self.align - 1)
+            b.if_(b.icmp("eq", rest, 0), lambda: strips(True), lambda: strips(False))
+        else:
+            strips(False)
         b.if_(b.icmp("slt", whole_rows, self.rows),
               lambda: self.edge(whole_rows, self.rows, const("i64", 0), self.columns))
 
-    def block(self, i: Val, j: Val) -> None:
+    def block(self, i: Val, j: Val, streaming: bool) -> None:
         """One whole block: rows of S in, rows of D out."""
         b = self.b
         source = b.gep(self.elem, self.s, b.add(b.mul(j, self.lds), i))
@@ -94,7 +108,8 @@ class _Copy:
         rows = [b.load(ty, b.gep(self.elem, source, b.mul(self.lds, r)), self.align)
                 for r in range(self.width)]
         for r, column in enumerate(transposed(b, rows)):
-            b.store(column, b.gep(self.elem, target, b.mul(self.ldd, r)), self.align)
+            b.store(column, b.gep(self.elem, target, b.mul(self.ldd, r)),
+                    self.align * self.width if streaming else self.align, nontemporal=streaming)
 
     def edge(self, i_lo: Val, i_hi: Val, j_lo: Val, j_hi: Val) -> None:
         """A part that is less than a block high or wide."""

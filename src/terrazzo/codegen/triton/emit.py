@@ -1,4 +1,4 @@
-"""Writes the values of a program as lines of Triton, each once, where its index variables are known.
+"""Writes the values of a program as lines of Triton, each once and where its indices are known.
 
 A kernel has two kinds of index: the *row*, which its program instance decides, and a *position*
 inside a row, which is a block of numbers (`Space`), at once or in a loop. Every text knows the
@@ -58,7 +58,7 @@ from terrazzo.scalar import (
 from terrazzo.shapes import contiguous_strides, num_elements
 
 WIDTH = 100
-LONG = 72  # characters of a term that is better given a name
+LONG, SHORT = 72, 24  # characters of a term that is better given a name; as a part of an address
 
 Deps = frozenset[Var]
 NO_DEPS: Deps = frozenset()
@@ -284,7 +284,8 @@ class Emitter:
             return first
         assert isinstance(e, Sum)
         text, deps = "", NO_DEPS
-        for monomial, factor in sorted(e.terms, key=lambda term: term[1] < 0):
+        # From the slowest index to the fastest, as addresses are usually written.
+        for monomial, factor in sorted(e.terms, key=lambda t: (t[1] < 0, -len(t[0]), -t[1])):
             product = self.product(monomial, abs(factor))
             sign = "-" if factor < 0 else "+"
             deps |= product.deps
@@ -393,6 +394,8 @@ class Emitter:
         """The condition and both branches, whose loads happen only where they are chosen."""
         condition, yes, no = node.args
         chosen = self.value(condition, guard)
+        if condition.dtype is not bool_:
+            chosen = Value(f"{chosen.inside(SUM)} != 0", COMPARE, chosen.deps, bool_)
         if not chosen.literal and any(self.may_miss(branch) for branch in (yes, no)):
             chosen = self.bind(chosen, "inside")
             deps = guard.deps | chosen.deps
@@ -434,7 +437,10 @@ class Emitter:
                 flat = flat + i * stride
                 continue
             value = self.value(i, guard)
-            value = self.typed(value, int64) if value.literal or value.index is not None else value
+            if value.literal or value.index is not None:
+                value = self.typed(value, int64)
+            elif len(value.text) > SHORT:
+                value = self.bind(value, "index")
             step = self.index(stride)
             texts.append(value.inside(SUM) if step.text == "1" else
                          f"{value.inside(PRODUCT)} * {step.inside(ATOM)}")
@@ -456,6 +462,10 @@ class Emitter:
         source: Tensor = node.source
         if source.body is not None:
             return self.stage_value(source, node.indices, guard)
+        size = num_elements(source.shape)
+        if isinstance(size, int) and size == 0:  # nothing to read, and no lane that needs it
+            text = literal_text(0, widen or node.dtype)
+            return Value(text, dtype=widen or node.dtype, literal=True)
         address = self.address(source, node.indices, guard)
         deps = address.deps | guard.deps
         mask = self.mask(deps)
@@ -525,13 +535,13 @@ class Emitter:
                 value = self.root(substitute_indices(node.value, table), guard)
                 here = frozenset((block.var,))
                 mask = self.mask(here)
+                if len(value.text) > LONG // 2:
+                    value = self.bind(value, "t")
                 if mask is None and block.var not in value.deps:  # all lanes hold the same
                     mask = Value(f"{self.variable(block.var).text} >= 0")
                 part = Value(value.text if mask is None else
                              f"tl.where({mask.text}, {value.text}, {identity})",
                              deps=value.deps | here)
-                if len(part.text) > LONG:
-                    part = self.bind(part, "t")
                 if lanes:
                     self.line(_combined(node, lanes, part.text), part.deps)
         text = _across_lanes(node, lanes or part.text, self.tile)

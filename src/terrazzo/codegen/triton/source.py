@@ -26,9 +26,10 @@ from terrazzo.shapes import dims_text, num_elements
 POINTWISE_BLOCK = 1024  # elements of an instance: 8 a thread for 4 warps
 ROW_BLOCK = 1 << 14  # a longer row does not fit the registers of one instance
 LOOP_BLOCK = 2048  # positions of a row taken at once when it is walked in a loop
-TILE = (32, 64)  # positions x rows of a tile of columns: 64 neighbours are two cache lines
+LONE_BLOCK = 1 << 14  # the same when one instance does it all, and only loads in flight help
+TILE, TILE_ROWS = 2048, (64, 32, 16)  # elements of a tile of columns; how many columns, from best
 SHORT_ROW, SHORT_TILE = 64, 1024  # rows up to this length share an instance, up to this in all
-ELEMENTS_PER_WARP, MAX_WARPS = 256, 16
+ELEMENTS_PER_WARP, MAX_WARPS = 256, 32
 
 _RESERVED = ("tl", "triton", "libdevice", "float", "range", "launch", "programs")
 _REASONS = {
@@ -167,21 +168,26 @@ class _Kernel:
             self.emitter.line("    return  # the chip rounds grids up", frozenset())
         self.emitter.row = Block(var, name, total, declaration, size, exact)
         self.emitter.add_block(self.emitter.row)
+        self.emitter.variable(var)
         places = unflatten(var, self.row_extents)
         if self.rows > 1:
             self.emitter.axis_names = {at: a.var.name for at, a in zip(places, axes)}
         return places
 
     def tile_rows(self) -> int:
+        """Rows of a tile: many for wide loads, but not so many that multiprocessors idle."""
+        rows = num_elements(self.row_extents)
         longest = _longest_row(self.program)
-        short = longest is not None and longest <= SHORT_ROW
-        most = SHORT_TILE // _power_of_two(longest) if short and longest is not None else TILE[1]
-        return min(most, _power_of_two(num_elements(self.row_extents)))
+        if longest is not None and longest <= SHORT_ROW:
+            return min(SHORT_TILE // _power_of_two(longest), _power_of_two(rows))
+        cores = self.chip.cores if self.chip is not None else 1
+        enough = [n for n in TILE_ROWS if not isinstance(rows, int) or rows >= 2 * cores * n]
+        return min(enough[0] if enough else TILE_ROWS[-1], _power_of_two(rows))
 
     def make_space(self, extent: Index, name: str) -> Block:
         """How positions of a row are taken: all at once, or in a loop."""
-        most = max(TILE[0], SHORT_TILE // self.rows_an_instance) if self.tile else ROW_BLOCK
-        step = most if self.tile else LOOP_BLOCK
+        most = max(TILE // self.rows_an_instance, SHORT_ROW) if self.tile else ROW_BLOCK
+        step = most if self.tile else LOOP_BLOCK if self.rows else LONE_BLOCK
         looped = not isinstance(extent, int) or _power_of_two(extent) > most
         size = step if looped else _power_of_two(extent)
         self.lanes = max(self.lanes, size * self.rows_an_instance)
@@ -189,9 +195,9 @@ class _Kernel:
         if looped and free_vars(extent) <= self.dims.keys():
             text = compile_python(extent, self.dims)
             if not isinstance(extent, int):  # short rows need no long block
-                value = f"triton.next_power_of_2({text}) if {text} < {size} else {size}"
+                value = f"{size} if {text} > {size} else triton.next_power_of_2({text}) or 1"
         block = self.constant("BLOCK", value)
-        exact = isinstance(extent, int) and extent % size == 0
+        exact = isinstance(extent, int) and extent > 0 and extent % size == 0
         var = _base(f"position{len(self.emitter.spaces)}", extent)
         lanes = f"tl.arange(0, {block})" + ("[:, None]" if self.tile else "")
         return Block(var, self.names.fresh(name), extent, None if looped else lanes, block, exact,

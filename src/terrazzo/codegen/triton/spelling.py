@@ -112,7 +112,7 @@ _FLOAT: dict[str, Spelling] = {
         "sign", "trunc", "round", "expm1", "log1p", "tan", "asin", "acos", "atan", "sinh",
         "cosh", "tanh", "asinh", "acosh", "atanh", "cbrt", "erfc", "lgamma", "digamma", "erfinv")
 } | {
-    op: Spelling(f"_{op}({{0}}, {{1}})") for op in ("pow", "atan2", "hypot")
+    op: Spelling(f"_{op}({{0}}, {{1}})") for op in ("pow", "atan2", "hypot", "fmod")
 } | {
     "log10": Spelling("tl.log2({0}) * 0.3010299956639812", PRODUCT),
 }

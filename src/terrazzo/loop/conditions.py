@@ -1,0 +1,148 @@
+"""The pass that takes conditions on indices out of vector loops.
+
+`where(j < 512, x[j], y[j - 512])` in a vector loop over j means two masked loads a vector. Cut at
+512, it is two loops of plain copies; a condition that does not depend on j becomes a branch around
+the loop. Concatenation, padding and triangles are made of such conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from terrazzo.dtypes import bool_
+from terrazzo.index import Index, Var, bounds, coefficient, free_vars, maximum, minimum, proves_le
+from terrazzo.loop.ir import Block, For, If, Stmt, Store, rewrite, substitute_vars
+from terrazzo.loop.ir import block as in_order
+from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, walk
+from terrazzo.scalar import rewrite as rewrite_scalar
+
+MOST_PIECES = 16  # copies of a loop: code grows with each
+# a < b is a - b + 0 < 0, and so on: what is to be negative for the comparison to hold.
+_NEGATIVE = {"lt": (1, 0), "le": (1, -1), "gt": (-1, 0), "ge": (-1, -1)}
+
+
+def cut_at_conditions(stmt: Stmt) -> Stmt:
+    """Vector loops are cut where a condition on indices changes, or branched around."""
+
+    def visit(node: Stmt) -> Stmt | None:
+        if isinstance(node, For) and node.kind == "vector" and _plain_stores(node.body):
+            return _cut(node, MOST_PIECES)
+        return None
+
+    return rewrite(stmt, visit)
+
+
+def _plain_stores(body: Stmt) -> bool:
+    stmts = body.stmts if isinstance(body, Block) else (body,)
+    return all(isinstance(s, Store) and s.reduce is None for s in stmts)
+
+
+def _cut(loop: For, pieces: int) -> Stmt:
+    """One condition at a time; each half may hold more."""
+    if pieces < 2:
+        return loop
+    for test in _conditions(loop.body):
+        distance = _distance(test)
+        assert distance is not None
+        yes, no = (_decided(loop, test, answer) for answer in (True, False))
+        if loop.var not in free_vars(distance):
+            return If(test, _cut(yes, pieces // 2), _cut(no, pieces // 2))
+        step = coefficient(distance, loop.var)
+        if step not in (1, -1):
+            continue
+        # With step 1 the test holds below the cut, with step -1 from the cut on.
+        rest = distance - step * loop.var
+        at = -rest if step == 1 else rest + 1
+        at = minimum(maximum(at, loop.lo), loop.hi)
+        first, second = (yes, no) if step == 1 else (no, yes)
+        return in_order(_cut(_between(first, loop.lo, at), pieces // 2),
+                        _cut(_between(second, at, loop.hi), pieces // 2))
+    return loop
+
+
+def _conditions(body: Stmt) -> Iterator[Scalar]:
+    """Comparisons of indices that decide about a load."""
+    for stmt in (body.stmts if isinstance(body, Block) else (body,)):
+        assert isinstance(stmt, Store)
+        for node in walk(stmt.value):
+            if isinstance(node, Call) and node.op == "where" and any(
+                    isinstance(x, Load) for branch in node.args[1:] for x in walk(branch)):
+                for part in _parts(node.args[0]):
+                    if _distance(part) is not None:
+                        yield part
+
+
+def _parts(condition: Scalar) -> Iterator[Scalar]:
+    if isinstance(condition, Call) and condition.op in ("and", "or", "not"):
+        for arg in condition.args:
+            yield from _parts(arg)
+    else:
+        yield condition
+
+
+def _distance(test: Scalar) -> Index | None:
+    """What is negative exactly where a comparison of two indices holds."""
+    if not isinstance(test, Call) or test.op not in _NEGATIVE:
+        return None
+    sides = [_index(arg) for arg in test.args]
+    if sides[0] is None or sides[1] is None:
+        return None
+    sign, shift = _NEGATIVE[test.op]
+    return sign * (sides[0] - sides[1]) + shift
+
+
+def _index(value: Scalar) -> Index | None:
+    if isinstance(value, FromIndex):
+        return value.index
+    if isinstance(value, Const) and value.dtype.is_integer:
+        return int(value.value)
+    return None
+
+
+def _decided(loop: For, test: Scalar, answer: bool) -> For:
+    """The loop where the outcome of a comparison is known."""
+
+    def visit(node: Scalar) -> Scalar | None:
+        if isinstance(node, Call):
+            if node.op == test_op and tuple(map(_key, node.args)) == test_key:
+                return Const(bool_, answer)
+            return _folded(node)
+        return None
+
+    assert isinstance(test, Call)
+    test_op, test_key = test.op, tuple(map(_key, test.args))
+    stmts = loop.body.stmts if isinstance(loop.body, Block) else (loop.body,)
+    fresh = [replace(s, value=rewrite_scalar(s.value, visit)) for s in stmts
+             if isinstance(s, Store)]
+    return replace(loop, body=in_order(*fresh))
+
+
+def _key(value: Scalar) -> object:
+    index = _index(value)
+    return value if index is None else index
+
+
+def _folded(node: Call) -> Scalar | None:
+    """An operation on truth values of which one is known."""
+    known = [arg.value if isinstance(arg, Const) and arg.dtype is bool_ else None
+             for arg in node.args]
+    if node.op == "where" and known[0] is not None:
+        return node.args[1] if known[0] else node.args[2]
+    if node.op == "not" and known[0] is not None:
+        return Const(bool_, not known[0])
+    if node.op in ("and", "or") and node.dtype is bool_:
+        for value, other in ((known[0], node.args[1]), (known[1], node.args[0])):
+            if value is not None:
+                return other if bool(value) == (node.op == "and") else Const(bool_, bool(value))
+    return None
+
+
+def _between(loop: For, lo: Index, hi: Index) -> For:
+    """The loop over a part of its range; its variable learns the new bounds."""
+    if proves_le(hi, lo):
+        return replace(loop, lo=lo, hi=lo)
+    low, top = bounds(lo)[0], bounds(hi - 1)[1]
+    var = Var(loop.var.name, loop.var.lo if low is None else low,
+              top if low is None or top is None else max(low, top))
+    return replace(loop, var=var, lo=lo, hi=hi, body=substitute_vars(loop.body, {loop.var: var}))
