@@ -294,7 +294,29 @@ def _compile(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return compiled(op).executable(args, kwargs)
 
 
-HOOKS.update(call=_call, lower=_lower, compile=_compile)
+def _verify(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return verify(op, *args, **kwargs)
+
+
+def _bench(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return bench(op, *args, **kwargs)
+
+
+HOOKS.update(call=_call, lower=_lower, compile=_compile, verify=_verify, bench=_bench)
+
+
+def verify(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check every level of a function against the one above; see terrazzo.verifier."""
+    from terrazzo import verifier
+
+    return verifier.verify(function, *args, **kwargs)
+
+
+def bench(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Time a function beside numpy and torch; see terrazzo.benchmark."""
+    from terrazzo import benchmark
+
+    return benchmark.bench(function, *args, **kwargs)
 
 
 def op(function: Callable[..., Any] | None = None, *, name: str | None = None,
@@ -317,4 +339,5 @@ def load(path: Any) -> Executable:
 
 
 autodiff.install_compiler(jit)
-__all__ = ["Compiled", "ShapeError", "compiled", "jit", "load", "lower", "op", "pack"]
+__all__ = ["Compiled", "ShapeError", "bench", "compiled", "jit", "load", "lower", "op", "pack",
+           "verify"]

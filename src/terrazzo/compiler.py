@@ -149,7 +149,7 @@ def _copy_call(source: Argument, output: int, inputs: int, value: Any) -> Call:
 
     size = num_elements(value.shape)
     x, y = Buffer("x", value.dtype, size), Buffer("y", value.dtype, size)
-    i = Var("i", 0, size - 1 if isinstance(size, int) else None)
+    i = Var("i", 0, max(size - 1, 0) if isinstance(size, int) else None)
     dims = tuple(sorted({v for n in value.shape for v in _free(n)}, key=lambda v: v.name))
     function = Function(f"k_copy_{output}", (x, y), dims,
                         For(i, 0, size, Store(y, i, x[i]), "vector"), "copy",

@@ -112,7 +112,7 @@ def _node(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]) -> 
     rule = _RULES.get(name, _elementwise if node.op.family == "elementwise" else _sampled)
     if name in _MOVEMENT:
         errors = _moved_errors(node, inputs, dims)
-    elif exact and not any(t.dtype.is_float for t in node.types):
+    elif exact and name != "astype" and not any(t.dtype.is_float for t in node.types):
         errors = [np.zeros(v.shape) for v in values]
     else:
         errors = rule(node, inputs, values, dims)
@@ -266,9 +266,12 @@ def _accumulated(magnitude: np.ndarray, carried: np.ndarray, count: int, dtype: 
     return np.where(magnitude + carried > wide.max, np.inf, error)
 
 
-def _count(inputs: Sequence[Bounded | None], values: Sequence[np.ndarray]) -> int:
+def _count(node: Node, inputs: Sequence[Bounded | None], values: Sequence[np.ndarray]) -> int:
+    """How many elements are combined into one."""
     x = inputs[0]
     assert x is not None
+    if node.op.name == "cumulative":
+        return max(1, x.value.shape[node.attrs["axis"]])
     return max(1, x.value.size // max(values[0].size, 1))
 
 
@@ -282,7 +285,7 @@ def _sum(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
     assert x is not None
     (magnitude,) = _error_run(node, [_finite(x.value)], dims, **_plain(node.attrs))
     (carried,) = _error_run(node, [x.error], dims, **_plain(node.attrs))
-    return [_accumulated(magnitude, carried, _count(inputs, values), node.types[0].dtype)]
+    return [_accumulated(magnitude, carried, _count(node, inputs, values), node.types[0].dtype)]
 
 
 def _prod(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
@@ -299,7 +302,7 @@ def _prod(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
     if not dtype.is_float:
         return [np.where(_error_run(node, [1.0 + (x.error > 0)], dims, **plain)[0] > 1, np.inf, 0)]
     most = product(size + x.error)
-    error = most - product(size) + growth(_count(inputs, values)) * dtype.eps * most
+    error = most - product(size) + growth(_count(node, inputs, values)) * dtype.eps * most
     # The order of multiplying decides whether a partial product leaves the range of the type.
     leaves = (product(np.maximum(size, 1.0)) > dtype.max) | (
         product(np.where(size > 0, np.minimum(size, 1.0), 1.0)) < float(
@@ -343,6 +346,16 @@ def _batch_matmul(node: Node, inputs: list[Bounded | None], values: list[np.ndar
     return [_accumulated(product(left, right), carried, max(count, 1), node.types[0].dtype)]
 
 
+def _cumulative(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+                dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """A scan is as far off as the reductions that it consists of."""
+    if node.attrs["op"] == "add":
+        return _sum(node, inputs, values, dims)
+    if node.attrs["op"] == "mul":
+        return _prod(node, inputs, values, dims)
+    return _sorted(node, inputs, values, dims)
+
+
 # ---------------------------------------------------------------- the rest
 def _moved_errors(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]
                   ) -> list[np.ndarray]:
@@ -360,7 +373,7 @@ def _moved_errors(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, i
 
 def _sorted(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
             dims: Mapping[Var, int]) -> list[np.ndarray]:
-    """Sorting is 1-Lipschitz in its values; positions are known only when the values are."""
+    """Sorting (like a running maximum) is 1-Lipschitz in its values; positions are known only when the values are."""
     (x,) = inputs
     assert x is not None
     worst = float(np.max(x.error, initial=0.0))
@@ -403,7 +416,7 @@ Rule = Callable[[Node, list[Bounded | None], list[np.ndarray], Mapping[Var, int]
                 list[np.ndarray]]
 _RULES: dict[str, Rule] = {
     "sum": _sum, "prod": _prod, "max": _extreme, "min": _extreme, "any": _extreme,
-    "all": _extreme, "batch_matmul": _batch_matmul, "sort_pairs": _sorted, "top_few": _sorted,
+    "all": _extreme, "cumulative": _cumulative, "batch_matmul": _batch_matmul, "sort_pairs": _sorted, "top_few": _sorted,
 }  # fmt: skip
 
 

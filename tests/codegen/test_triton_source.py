@@ -22,7 +22,7 @@ if __name__ != "__main__":
     import pytest
 
     import terrazzo.ops  # noqa: F401  (fills OPERATORS)
-    from terrazzo.chips.cuda import h200
+    from terrazzo.chips.cuda import h100, h200
     from terrazzo.chips.spec import ChipSpec, LaunchRules
     from terrazzo.codegen.triton import triton_source
     from terrazzo.codegen.triton.maths import FUNCTIONS, needed_functions
@@ -470,6 +470,14 @@ def test_libdevice_is_used_where_a_chip_has_it() -> None:
     assert "libdevice" not in triton_source(one_operation("erfc", float32, 8))
 
 
+def test_a_gpu_is_described() -> None:
+    chip = h200()
+    assert (chip.kind, chip.cores, chip.lanes(32)) == ("cuda", 132, 32)
+    assert chip.memory_gbps > h100().memory_gbps
+    assert chip.peak("bf16") > 10 * chip.peak("f32") > chip.peak("f64")
+    assert chip.launch.accepts_grid(1 << 20)
+
+
 def test_large_and_symbolic_tensors_are_addressed_with_64_bits() -> None:
     def source(size: Any) -> str:
         x = placeholder((size,), float32, "x")
@@ -638,10 +646,9 @@ def launch(x, softmax):
     m = x.shape[1]
     n = x.shape[0]
     programs = n
+    BLOCK = 4096 if m > 4096 else triton.next_power_of_2(m) or 1
     if programs > 0:
-        k_softmax[(programs,)](
-                x, softmax, m, n, BLOCK=2048 if m > 2048 else triton.next_power_of_2(m) or 1,
-                num_warps=8)
+        k_softmax[(programs,)](x, softmax, m, n, BLOCK=BLOCK, num_warps=16 if BLOCK >= 1024 else 4)
 '''
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType, float32, promote
 from terrazzo.expr.ir import Program, Tensor
-from terrazzo.index import Index, Var, bounds, ceildiv, maximum, minimum
+from terrazzo.index import Index, Var, bounds, ceildiv, maximum, minimum, proves_eq
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.loop.tiles import dot_tile, fma_tile, transpose_tile
 from terrazzo.scalar import Const, FromIndex, Scalar, as_scalar, call, cast, where
@@ -46,8 +46,7 @@ PANELS = {32: {4: 1.0, 3: 1.0, 2: 1.08, 1: 1.3}, 16: {2: 1.0, 1: 1.25}}
 def lower_attention(program: Program, chip: ChipSpec) -> Function | None:
     """The kernel of a program that is one attention operator."""
     attention = _Attention.of(program)
-    few = attention.shared * attention.queries
-    if isinstance(few, int) and few <= DECODE_QUERIES:
+    if attention.is_decoding:
         body = _Decoding(attention, chip).body()
     else:
         body = _Panels.of(attention, chip).body()
@@ -113,17 +112,20 @@ class _Attention:
         keys, size = k.tensor.shape[-2:]
         wide = promote(float32, *(o.tensor.dtype.compute for o in (q, k, v)))
         causal = bool(attrs["causal"])
-        if causal and q.tensor.shape[-2] == 1:  # the first query sees the first key
-            causal, keys = False, minimum(keys, 1)
+        if causal:
+            keys = minimum(keys, q.tensor.shape[-2])  # no query sees those after it
+            causal = q.tensor.shape[-2] != 1
         return _Attention(
             q, k, v, rest[0] if rest else None, out, queries, keys, size, value_size, heads,
-            1 if kv_heads == 1 else heads // kv_heads, tuple(outer[:-1]), causal,
+            1 if kv_heads == 1 or proves_eq(heads, kv_heads) else heads // kv_heads, tuple(outer[:-1]), causal,
             _scale(attrs["scale"], size, wide), wide)
 
-    @cached_property
-    def products(self) -> Index:
-        """Multiplications for one query."""
-        return self.keys * (self.size + self.value_size)
+    @property
+    def is_decoding(self) -> bool:
+        """Whether few queries share their keys, and the keys can be read as they lie."""
+        rows = self.shared * self.queries
+        return isinstance(rows, int) and rows <= DECODE_QUERIES and all(
+            o.stride(-1) == 1 or o.tensor.shape[-1] == 1 for o in (self.k, self.v))
 
     def const(self, value: float) -> Const:
         return Const(self.wide, value)
@@ -156,9 +158,9 @@ def _scale(given: float | None, size: Index, wide: DType) -> Scalar:
 
 def _loop(name: str, count: Index, body: Callable[[Any], Stmt], kind: str = "serial",
           first: Index = 0, grain: int = 1) -> Stmt:
-    """A loop from `first` below `count`."""
-    var = Var(name, bounds(first)[0], None if bounds(count)[1] is None
-              else max(bounds(count - 1)[1], bounds(first)[0] or 0))
+    """A loop from `first` below `count`; its variable knows its bounds."""
+    low, last = bounds(first)[0] or 0, count - 1
+    var = Var(name, low, max(last, low) if isinstance(last, int) else last)
     return For(var, first, count, body(var), kind, grain)
 
 
@@ -216,7 +218,7 @@ class _Panels:
         width = lanes * _panel_vectors(a, chip)
         panels = max(1, QUERY_BLOCK // width)
         if isinstance(a.queries, int):
-            panels = min(panels, -(-a.queries // width))
+            panels = max(1, min(panels, -(-a.queries // width)))
         most = bounds(num_elements((*a.batch, a.heads)))[1]
         if isinstance(a.queries, int) and most is not None:
             # Smaller tasks where there would be too few to go round.
@@ -240,7 +242,7 @@ class _Panels:
         a = self.a
         blocks = ceildiv(a.queries, self.panels * self.width)
         sizes = (*a.batch, a.heads, blocks)
-        work = bounds(a.products * self.panels * self.width)[1]
+        work = bounds(a.keys * (a.size + a.value_size) * (self.panels * self.width))[1]
         grain = 1 if work is None else max(1, TASK_PRODUCTS // max(work, 1))
 
         def task(number: Index) -> Stmt:
@@ -539,7 +541,8 @@ class _Decoding:
         sums = Buffer("sums", a.wide, parts * rows * a.value_size)
         tops = Buffer("tops", a.wide, parts * rows)
         totals = Buffer("totals", a.wide, parts * rows)
-        work = bounds(a.products * rows)[1]
+        work = bounds(minimum(a.keys, DECODE_CHUNK) * (a.size + a.value_size) * rows)[1]
+        # Reading a number takes longer than multiplying it.
         grain = 1 if work is None else max(1, TASK_PRODUCTS // 4 // max(work, 1))
 
         def chunk(part: Index) -> Stmt:
@@ -575,22 +578,26 @@ class _Decoding:
             "vector"))
 
         def weigh(r: Index) -> Stmt:
-            top, total = part * rows + r, part * rows + r
-            at = r * DECODE_CHUNK
+            this, at = part * rows + r, r * DECODE_CHUNK
+            place = self.query_place(outer, r)
 
-            def score(j: Index) -> Stmt:
-                assert a.mask is not None
-                place = a.mask.at(*self.query_place(outer, r), start + j)
-                return Store(scores, at + j, a.masked(scores[at + j], a.mask.buffer[place]))
+            def hide(j: Index) -> Stmt:
+                score: Scalar = scores[at + j]
+                if a.causal:
+                    seen = call("ge", as_scalar(place[-1]), as_scalar(start + j))
+                    score = where(seen, score, -math.inf)
+                if a.mask is not None:
+                    score = a.masked(score, a.mask.buffer[a.mask.at(*place, start + j)])
+                return Store(scores, at + j, score)
 
             return block(
-                _loop("key", live, score, "vector") if a.mask is not None else None,
-                Store(tops, top, a.lowest),
-                _loop("key", live, lambda j: Store(tops, top, scores[at + j], "max"), "vector"),
-                Store(totals, total, a.const(0)),
+                _loop("key", live, hide, "vector") if a.causal or a.mask else None,
+                Store(tops, this, a.lowest),
+                _loop("key", live, lambda j: Store(tops, this, scores[at + j], "max"), "vector"),
+                Store(totals, this, a.const(0)),
                 _loop("key", live, lambda j: block(
-                    Store(scores, at + j, _weight(scores[at + j] - tops[top])),
-                    Store(totals, total, scores[at + j], "add")), "vector"))
+                    Store(scores, at + j, _weight(scores[at + j] - tops[this])),
+                    Store(totals, this, scores[at + j], "add")), "vector"))
 
         body = block(pack, self.score(outer, queries, scores, start, live),
                      _loop("row", rows, weigh),

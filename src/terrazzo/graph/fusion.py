@@ -90,6 +90,7 @@ class _Fuser:
         self.value_of: dict[Tensor, Value] = {}
         self.node_of: dict[Tensor, Node] = {}
         self.clusters: dict[Tensor, _Cluster] = {}
+        self.behind: dict[Tensor, set[_Cluster]] = {}  # what a standalone kernel's result needs
         self.units: list[_Cluster | Group] = []
         self.aliases: dict[Value, Value] = {}
         self.constants: dict[Value, Any] = {}
@@ -219,8 +220,7 @@ class _Fuser:
         if has_reduce(stage):
             cluster.prefix = _row_prefix(stage.shape)
         for source in reads(stage):
-            if source in self.clusters:
-                cluster.depends |= {self.clusters[source]} | self.clusters[source].depends
+            cluster.depends |= self.needs(source)
         self.clusters[stage] = cluster
         self.units.append(cluster)
         if node.op.kind == "contract" or _is_contraction(stage):
@@ -230,6 +230,14 @@ class _Fuser:
             if other is not cluster and self.can_merge(other, cluster):
                 cluster = self.merge(other, cluster)
 
+    def needs(self, tensor: Tensor) -> set[_Cluster]:
+        """The clusters that have to run before a tensor can be read."""
+        if tensor in self.value_of:
+            tensor = self.tensors[self.root(self.value_of[tensor])]
+        if tensor in self.clusters:
+            return {self.clusters[tensor]} | self.clusters[tensor].depends
+        return self.behind.get(tensor, set())
+
     def can_merge(self, first: _Cluster, second: _Cluster) -> bool:
         """Whether `second`, which reads `first`, may share its loop."""
         stages = [*first.stages, *second.stages]
@@ -237,8 +245,10 @@ class _Fuser:
             return False
         between = {d for s in second.stages for r in reads(s) if r in self.clusters
                    for d in (self.clusters[r],) if d not in (first, second)}
-        if any(first in d.depends for d in between):
-            return False
+        if any(first in d.depends for d in between) or any(
+                first in self.needs(r) for s in second.stages for r in reads(s)
+                if r not in self.clusters):
+            return False  # something of its own runs between the two
         if not first.has_reduce and not second.has_reduce:
             shape = second.stages[0].shape
             return all(s.shape == shape for s in stages) and all(
@@ -285,6 +295,10 @@ class _Fuser:
         for stage in second.stages:
             self.clusters[stage] = first
         self.units.remove(second)
+        for needs in self.behind.values():
+            if second in needs:
+                needs.discard(second)
+                needs |= {first} | first.depends
         for unit in self.units:
             if isinstance(unit, _Cluster) and second in unit.depends:
                 unit.depends.discard(second)
@@ -368,6 +382,11 @@ class _Fuser:
             tensor = self.tensors[value]
             inputs.append(Tensor(tensor.name, value.shape, value.dtype))
         outputs = [self.place(v, self.name(_identifier(node.op.name))) for v in node.outputs]
+        needs: set[_Cluster] = set()
+        for value in values:
+            needs |= self.needs(self.tensors[value])
+        for tensor in outputs:
+            self.behind[tensor] = set(needs)
         kind = "attention" if node.op.kind == "attention" else (
             "opaque" if node.op.loops is not None else "host")
         program = Program(self.name(f"k_{_identifier(node.op.name)}"), tuple(inputs),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from terrazzo.dtypes import bool_
-from terrazzo.index import Index, Var, bounds, coefficient, free_vars, maximum, minimum, proves_le
+from terrazzo.index import Index, Var, bounds, coefficient, free_vars, maximum, minimum, proves_le, proves_lt
 from terrazzo.loop.ir import Block, For, If, Stmt, Store, rewrite, substitute_vars
 from terrazzo.loop.ir import block as in_order
 from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, walk
@@ -46,6 +46,10 @@ def _cut(loop: For, pieces: int) -> Stmt:
         distance = _distance(test)
         assert distance is not None
         yes, no = (_decided(loop, test, answer) for answer in (True, False))
+        if proves_lt(distance, 0):
+            return _cut(yes, pieces)
+        if proves_le(0, distance):
+            return _cut(no, pieces)
         if loop.var not in free_vars(distance):
             return If(test, _cut(yes, pieces // 2), _cut(no, pieces // 2))
         step = coefficient(distance, loop.var)

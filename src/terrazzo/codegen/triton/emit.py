@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from terrazzo.codegen.triton.spelling import (
     ATOM,
     COMPARE,
@@ -334,9 +336,7 @@ class Emitter:
 
     def value(self, node: Scalar, guard: Guard) -> Value:
         if isinstance(node, Const):
-            text = literal_text(node.value, node.dtype)
-            level = UNARY if text.startswith("-") else ATOM
-            return Value(text, level, NO_DEPS, node.dtype, literal=True)
+            return _literal(node.value, node.dtype)
         if isinstance(node, FromIndex):
             return replace(self.index(node.index), dtype=node.dtype)
         guard = guard if self.may_miss(node) else NO_GUARD
@@ -408,10 +408,11 @@ class Emitter:
         if isinstance(inner, Load) and inner.source in self.pointers and (
                 inner.source.body is None and inner.dtype.compute is node.dtype):
             return self.load(inner, guard, node.dtype)
+        if isinstance(inner, Const):
+            return _literal(np.asarray(inner.value).astype(inner.dtype.np), node.dtype)
         value = self.value(inner, guard)
-        if value.index is not None and not isinstance(value.index, IndexExpr):
-            text = literal_text(value.index, node.dtype)
-            return Value(text, UNARY if text[0] == "-" else ATOM, NO_DEPS, node.dtype, True)
+        if isinstance(value.index, int):
+            return _literal(value.index, node.dtype)
         if value.literal:
             value = self.typed(value, inner.dtype)
         if value.index is not None:
@@ -464,8 +465,7 @@ class Emitter:
             return self.stage_value(source, node.indices, guard)
         size = num_elements(source.shape)
         if isinstance(size, int) and size == 0:  # nothing to read, and no lane that needs it
-            text = literal_text(0, widen or node.dtype)
-            return Value(text, dtype=widen or node.dtype, literal=True)
+            return _literal(0, widen or node.dtype)
         address = self.address(source, node.indices, guard)
         deps = address.deps | guard.deps
         mask = self.mask(deps)
@@ -550,6 +550,11 @@ class Emitter:
 
 # ---------------------------------------------------------------- helpers
 _REDUCED = {"add": "sum", "mul": "prod", "max": "max", "min": "min", "and": "all", "or": "any"}
+
+
+def _literal(value: object, dtype: DType) -> Value:
+    text = literal_text(value, dtype)
+    return Value(text, UNARY if text.startswith("-") else ATOM, NO_DEPS, dtype, literal=True)
 
 
 def _least(row: Spelling, i: int) -> int:
