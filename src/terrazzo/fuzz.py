@@ -96,7 +96,7 @@ def _check_gradient(program: Program, arrays: list[np.ndarray]) -> None:
 def _in_float64(given: Input) -> Input:
     if not as_dtype(given.dtype).is_float:
         return given
-    ordinary = given.fill if given.fill in ("ones", "literal") else "draw"
+    ordinary = given.fill if given.fill in ("ones", "literal", "unit") else "draw"
     return replace(given, dtype="float64", fill=ordinary)
 
 
@@ -143,7 +143,7 @@ def cost(program: Program) -> tuple[int, ...]:
 
 
 _DTYPE_COST = {"float32": 0, "int64": 0, "bool": 0, "float64": 1, "int32": 1}
-_FILL_COST = {"ones": 0, "index": 0, "draw": 1, "literal": 2, "special": 3, "extreme": 3}
+_FILL_COST = {"ones": 0, "index": 0, "draw": 1, "unit": 1, "literal": 2, "special": 3, "extreme": 3}
 
 
 def simpler(program: Program) -> Iterator[Program]:
@@ -175,7 +175,7 @@ def _simpler_inputs(given: Input) -> Iterator[Input]:
     if given.strided:
         yield replace(given, strided=False)
     for fill in ("ones", "draw"):
-        if given.fill not in (fill, "index", "literal"):
+        if given.fill not in (fill, "index", "literal", "unit"):
             yield replace(given, fill=fill)
     for d in range(len(given.shape)):
         if given.shape[d] > 1:

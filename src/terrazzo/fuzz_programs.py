@@ -610,6 +610,12 @@ def _loss(m: Maker) -> Call:
     return [x[0], y[0]], {"reduction": m.one(["mean", "sum", "none"])}
 
 
+@recipe("binary_cross_entropy")
+def _binary_cross_entropy(m: Maker) -> Call:
+    shape, kind = m.shape(1), m.float_type()
+    return [m.fresh(shape, kind, "unit")[0], m.fresh(shape, kind, "unit")[0]], {}
+
+
 @recipe("cross_entropy", "nll_loss")
 def _cross_entropy(m: Maker) -> Call:
     x = m.value(lambda v: v.dtype.is_float and v.ndim == 2 and 0 not in v.shape, least=2)

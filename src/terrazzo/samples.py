@@ -49,6 +49,11 @@ def draw(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> np.nda
     return np.asarray(rng.standard_normal(shape) * rng.choice([0.3, 1.0, 4.0])).astype(dtype.np)
 
 
+def unit(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> np.ndarray:
+    """Numbers between 0 and 1, such as probabilities."""
+    return np.asarray(rng.uniform(0.05, 0.95, shape)).astype(dtype.np)
+
+
 def special_values(dtype: DType) -> np.ndarray:
     """What arithmetic treats in its own way: nan, infinities, zeros, denormals, limits."""
     if dtype.is_bool:

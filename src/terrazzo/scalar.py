@@ -191,7 +191,7 @@ def _digamma(x: float) -> float:
     if x < 0:
         if x == int(x):
             return np.nan
-        return _digamma(1 - x) - math.pi / math.tan(math.pi * (x - math.floor(x)))
+        return _digamma(1 - x) - math.pi / math.tan(math.pi * (x - round(x)))
     shift = 0.0
     while x < 20:  # recurrence up to where the asymptotic series holds to the last bit
         shift -= 1 / x

@@ -164,7 +164,7 @@ class _Gemm:
 
     # ------------------------------------------------------------ the function
     def function(self) -> Function:
-        body = self.plans()
+        body = block() if 0 in (self.m, self.n, self.batch) else self.plans()
         if self.a_copy is not None:
             body = Alloc(self.a_copy, body)
         params = tuple(self.buffers.values())
@@ -327,7 +327,7 @@ class _Gemm:
         depth, group = (256, 1) if self.is_along(factor, product.k.var) else (64, 8)
         outer, lets = _Lets(self), _Lets(self)
         panels = outer("panels", ceildiv(self.n, nr))
-        pieces = outer("pieces", ceildiv(self.k, depth))
+        pieces = outer("pieces", maximum(ceildiv(self.k, depth), 1))
         groups = outer("groups", ceildiv(panels, group))
         task, side = self.var("task"), self.var("side", group)
         matrix = lets("matrix", task // (pieces * groups))
@@ -448,7 +448,7 @@ class _Gemm:
     def panel_plan(self) -> Stmt:
         """Each task packs its own panel, piece by piece, for all rows."""
         piece = Buffer(self.fresh("panel"), self.wide, self.kc_most * self.nr)
-        return self.with_a(False, lambda a: Alloc(piece, self.panel_tasks(a, piece)))
+        return self.with_a(False, lambda a: self.panel_tasks(a, piece))
 
     def panel_tasks(self, a_place: PlaceOf, piece: Buffer | None) -> Stmt:
         """One task for each member of the batch and panel of columns, with all rows."""

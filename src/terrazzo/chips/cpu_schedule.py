@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,7 +18,11 @@ from terrazzo.shapes import num_elements
 CHUNK = 8192  # elements of one piece of a flat loop: big enough to amortise the loop around it
 TASK_WORK = 32768  # additions that are worth a task of their own: about 5 us
 COLUMN_TILE_VECTORS = 4  # vectors of columns whose sums stay in registers
+FRESH_MEMORY = 32 << 20  # bytes: glibc maps larger blocks anew for every allocation
 PARTIALS = 16  # pieces of one long reduction: a few for every core of a small machine
+# Float sums of more than this are sums of partial sums, so that errors do not add up: elements of
+# a row (which has vectors of accumulators), rows of a column (which has one accumulator).
+SUM_BLOCK, SUM_ROWS = 1 << 16, 128
 
 
 def schedule(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
@@ -53,11 +58,12 @@ def streams(stage: Tensor, chip: ChipSpec) -> bool:
 
     A store through the caches reads the line first. Measured on a Xeon (Ice Lake) with copies of
     copies: past the caches is slower up to 2 MB (1.6 times the second-level cache), and 1.35 times
-    as fast from 8 MB on, although the next copy then reads from memory.
+    as fast from 8 MB on, although the next copy then reads from memory. The largest outputs are
+    fresh memory at every call, which the kernel has just cleared by way of the caches.
     """
     size = num_elements(stage.shape)
     smallest = max(3 * chip.l2_bytes, chip.l3_bytes // 16)
-    return isinstance(size, int) and size * stage.dtype.itemsize >= smallest > 0
+    return isinstance(size, int) and 0 < smallest <= size * stage.dtype.itemsize < FRESH_MEMORY
 
 
 def _streaming(program: Program, s: Schedule, chip: ChipSpec) -> Schedule:
@@ -138,7 +144,8 @@ def _rows(program: Program) -> Schedule:
 
 def _reduced(stage: Tensor) -> list[Axis]:
     assert stage.body is not None
-    return [a for n in walk(stage.body) if isinstance(n, Reduce) for a in n.axes]
+    return list(dict.fromkeys(
+        a for n in walk(stage.body) if isinstance(n, Reduce) for a in n.axes))
 
 
 def _row_vector_axis(stage: Tensor, rows: int) -> Axis | None:
@@ -155,10 +162,19 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
     along = _unit_stride_axis(stage, [*stage.axes, *reduced])
     rows = _elements(stage.shape)
     length = _product([_extent(a, 1 << 20) for a in reduced])
-    if length * rows > 4 * TASK_WORK and rows < 4 * chip.cores * (
-            64 if along in stage.axes else 1) and len(_reductions(stage)) == 1:
-        return _split_reduction(program, stage, along)
-    if along is not None and along in stage.axes:
+    down = along is not None and along in stage.axes
+    if len(_reductions(stage)) == 1:
+        (node,) = _reductions(stage)
+        pieces = 0
+        if length * rows > 4 * TASK_WORK and rows < 4 * chip.cores * (64 if down else 1):
+            pieces = PARTIALS  # too few results to share out among the cores
+        if node.op == "add" and node.dtype.is_float:
+            blocks = length // max(SUM_ROWS if down else SUM_BLOCK, math.isqrt(length))
+            pieces = max(pieces, blocks if blocks > 1 else 0)
+        pieces = min(pieces, _extent(node.axes[0], 1 << 20))
+        if pieces > 1:
+            return _split_reduction(program, stage, node, along, pieces, chip)
+    if along is not None and down:
         return program, _columns(stage, along, chip)
     s = Schedule()
     names = [a.var.name for a in stage.axes]
@@ -196,9 +212,13 @@ def _unit_stride_axis(stage: Tensor, axes: Sequence[Axis]) -> Axis | None:
     return None if best is None else best[1]
 
 
+def _column_tile(stage: Tensor, chip: ChipSpec) -> int:
+    return chip.lanes(max(stage.dtype.compute.bits, 32)) * COLUMN_TILE_VECTORS
+
+
 def _columns(stage: Tensor, along: Axis, chip: ChipSpec) -> Schedule:
     """Sums down columns: a few vectors of columns stay in registers while rows stream by."""
-    width = chip.lanes(max(stage.dtype.compute.bits, 32)) * COLUMN_TILE_VECTORS
+    width = _column_tile(stage, chip)
     reduced = _reduced(stage)
     name = along.var.name
     others = [a.var.name for a in stage.axes if a is not along]
@@ -212,22 +232,20 @@ def _columns(stage: Tensor, along: Axis, chip: ChipSpec) -> Schedule:
     return s.parallel(stage, task, _grain(length * width)).vectorize(stage, f"{name}.i")
 
 
-def _split_reduction(program: Program, stage: Tensor, along: Axis | None
-                     ) -> tuple[Program, Schedule]:
+def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis | None,
+                     pieces: int, chip: ChipSpec) -> tuple[Program, Schedule]:
     """One long reduction as partial results in parallel, then the reduction of those."""
-    (node,) = _reductions(stage)
     first, *rest = node.axes
-    pieces: Index = PARTIALS
     step = ceildiv(first.extent, pieces)
-    part = fresh_axis("part", PARTIALS)
+    part = fresh_axis("part", pieces)
     inner = Axis(Var(first.var.name, 0, bounds(first.hi)[1]), first.lo + part.var * step,
                  minimum(first.lo + (part.var + 1) * step, first.hi))
-    value = rewrite(node.value, lambda n: None)
-    partial = Tensor(f"{stage.name}_part", (PARTIALS, *stage.shape), node.dtype,
+    partial = Tensor(f"{stage.name}_part", (pieces, *stage.shape), node.dtype,
                      (part, *stage.axes),
-                     Reduce(node.dtype, node.op, (inner, *rest), _rename(value, first, inner)),
+                     Reduce(node.dtype, node.op, (inner, *rest),
+                            _rename(node.value, first, inner)),
                      origin=stage.origin)
-    again = fresh_axis("piece", PARTIALS)
+    again = fresh_axis("piece", pieces)
     total = reduce_scalar(node.op, Load(node.dtype, partial, (
         again.var, *(a.var for a in stage.axes))), [again])
 
@@ -237,19 +255,22 @@ def _split_reduction(program: Program, stage: Tensor, along: Axis | None
     assert stage.body is not None
     final = replace(stage, body=rewrite(stage.body, visit))
     fresh = replace(program, stages=(partial, final), outputs=(final,), attrs={})
-    s = Schedule().parallel(partial, part)
-    if along is not None and along in stage.axes:
-        s = s.reorder(partial, part, inner, *rest, *(a for a in stage.axes if a is not along),
-                      along)
-        s = s.vectorize(partial, along).reorder(final, again, *(
-            a for a in stage.axes if a is not along), along).vectorize(final, along)
-    else:
+    s = Schedule()
+    others = [a for a in stage.axes if a is not along]
+    if along is None or along not in stage.axes:
+        s = s.parallel(partial, part)
         vector = inner if along is None or along is first else along
-        others = [a for a in (inner, *rest) if a is not vector]
-        if others:
-            s = s.reorder(partial, *others, vector)
-        s = s.vectorize(partial, vector)
-    return fresh, s
+        before = [a for a in (inner, *rest) if a is not vector]
+        if before:
+            s = s.reorder(partial, *before, vector)
+        return fresh, s.vectorize(partial, vector).vectorize(final, again)
+    columns, tile = along.var.name, _column_tile(stage, chip)
+    s = s.split(partial, along, tile)
+    s = s.reorder(partial, part, *others, f"{columns}.o", inner, *rest, f"{columns}.i")
+    s = s.fuse(partial, part, *others, f"{columns}.o", fused="task")
+    work = SUM_ROWS * tile
+    s = s.parallel(partial, "task", _grain(work)).vectorize(partial, f"{columns}.i")
+    return fresh, s.reorder(final, again, *others, along).vectorize(final, along)
 
 
 def _rename(value: Scalar, old: Axis, new: Axis) -> Scalar:

@@ -18,6 +18,9 @@ from terrazzo.errors import RankError
 from terrazzo.index import Index, IndexExpr, Var, free_vars, substitute
 from terrazzo.scalar import (
     Axis,
+    Call,
+    Const,
+    FromIndex,
     Load,
     Reduce,
     Scalar,
@@ -136,7 +139,29 @@ def inline(body: Scalar, producers: Mapping[Tensor, Scalar | None]) -> Scalar:
             memo[key] = substitute_any(definition, table)
         return memo[key]
 
-    return drop_round_trips(rewrite(body, visit))
+    return share_terms(drop_round_trips(rewrite(body, visit)))
+
+
+def share_terms(root: Scalar) -> Scalar:
+    """The same expression with equal terms as one node, so that each is computed (once)."""
+    terms: dict[tuple[Any, ...], Scalar] = {}
+
+    def visit(node: Scalar) -> Scalar:
+        key: tuple[Any, ...]
+        if isinstance(node, Call):
+            key = (node.op, *map(id, node.args))
+        elif isinstance(node, Load):
+            key = (node.source, *(id(i) if isinstance(i, Scalar) else (i,) for i in node.indices))
+        elif isinstance(node, Reduce):
+            key = (node.op, node.axes, id(node.value))
+        elif isinstance(node, FromIndex):
+            key = (node.index,)
+        else:
+            assert isinstance(node, Const)
+            key = (repr(node.value),)
+        return terms.setdefault((type(node), node.dtype, *key), node)
+
+    return rewrite(root, visit)
 
 
 def substitute_any(root: Scalar, table: Mapping[Var, Any]) -> Scalar:
@@ -148,8 +173,6 @@ def substitute_any(root: Scalar, table: Mapping[Var, Any]) -> Scalar:
         root = substitute_indices(root, plain)
     if not computed:
         return root
-    from terrazzo.scalar import FromIndex
-
     def visit(node: Scalar) -> Scalar | None:
         if isinstance(node, FromIndex):
             return index_to_scalar(node.index, computed)
@@ -199,8 +222,6 @@ def _rename_reductions(root: Scalar, table: Mapping[Var, Index]) -> Scalar:
 
 def drop_round_trips(root: Scalar) -> Scalar:
     """`f32(bf16(x))` is x inside a kernel: half types are for storage, arithmetic is float32."""
-    from terrazzo.scalar import Call
-
     def visit(node: Scalar) -> Scalar | None:
         if isinstance(node, Call) and node.op == "cast":
             inner = node.args[0]
@@ -234,6 +255,10 @@ class Program:
                 found |= free_vars(index)
             for axis in reduction_axes(tensor):
                 found |= free_vars(axis.lo) | free_vars(axis.hi)
+            for node in walk(tensor.body) if tensor.body is not None else ():
+                indices = (node.index,) if isinstance(node, FromIndex) else (
+                    node.indices if isinstance(node, Load) else ())
+                found |= {v for i in indices if not isinstance(i, Scalar) for v in free_vars(i)}
         found -= {a.var for t in self.stages for a in (*t.axes, *reduction_axes(t))}
         return tuple(sorted(found, key=lambda v: v.name))
 

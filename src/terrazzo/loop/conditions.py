@@ -11,7 +11,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from terrazzo.dtypes import bool_
-from terrazzo.index import Index, Var, bounds, coefficient, free_vars, maximum, minimum, proves_le, proves_lt
+from terrazzo.index import (
+    Index,
+    Var,
+    bounds,
+    coefficient,
+    free_vars,
+    maximum,
+    minimum,
+    proves_le,
+    proves_lt,
+)
 from terrazzo.loop.ir import Block, For, If, Stmt, Store, rewrite, substitute_vars
 from terrazzo.loop.ir import block as in_order
 from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, walk

@@ -20,6 +20,7 @@ from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pool
 from terrazzo.runtime.artifact import Artifact, aligned_bytes, pack, unpack
 from terrazzo.runtime.profile import KernelTime, Profile
+from terrazzo.runtime.trampoline import python_function
 
 _EXPORTS = ("tz_run", "tz_constants")
 _DIRECT = ("tz_call_pointers", "tz_call_numpy")
@@ -47,11 +48,10 @@ class Executable:
             self._library.address("tz_run"))
         self.call_pointers = self.call_numpy = None
         if direct:
-            self.call_pointers = ctypes.CFUNCTYPE(None, *[pointer] * (slots + 1), i64)(
-                self._library.address("tz_call_pointers"))
-            self.call_numpy = ctypes.CFUNCTYPE(
-                None, *[ctypes.py_object] * slots, pointer, i64)(
-                self._library.address("tz_call_numpy"))
+            self.call_pointers = python_function(
+                self._library.address("tz_call_pointers"), slots, objects=False)
+            self.call_numpy = python_function(
+                self._library.address("tz_call_numpy"), slots, objects=True)
         self.input_types = [(n, as_dtype(t), s) for n, t, s in artifact.inputs]
         self.output_types = [(as_dtype(t), s) for t, s in artifact.outputs]
         self._sources = [_axis_of(d, artifact) for d in self.dims]

@@ -100,7 +100,7 @@ def _numpy_entry(executable: Any) -> Callable[..., Any]:
         if knobs.profile:
             return slow(args)[0]
         out = empty(shape, dtype)
-        native(*args, out, None, state[1])
+        native(*args, out, state[1])
         return out
 
     return run
@@ -117,7 +117,7 @@ def _torch_entry(executable: Any) -> Callable[..., Any]:
         if knobs.profile:
             return slow(args)[0]
         out = empty(shape, strides, kind)
-        native(*[a.data_ptr() for a in args], out.data_ptr(), None, state[1])
+        native(*[a.data_ptr() for a in args], out.data_ptr(), state[1])
         return out
 
     return run

@@ -9,7 +9,7 @@ what does not fill a vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import scalars
@@ -541,7 +541,8 @@ class VectorLoop:
     """One vector loop being written."""
 
     def __init__(self, emitter: LoopEmitter, loop: For, scope: Scope):
-        self.e, self.loop, self.scope = emitter, loop, scope
+        # A scope of its own: what is known before this loop need not be known beside it.
+        self.e, self.loop, self.scope = emitter, loop, replace(scope)
         self.b = emitter.b
         self.stmts: list[Store] = [s for s in (
             loop.body.stmts if isinstance(loop.body, Block) else (loop.body,))

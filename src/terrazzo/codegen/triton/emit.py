@@ -1,21 +1,22 @@
-"""Writes the values of a program as lines of Triton, each once and where its indices are known.
-
-A kernel has two kinds of index: the *row*, which its program instance decides, and a *position*
-inside a row, which is a block of numbers (`Space`), at once or in a loop. Every text knows the
-indices it depends on. That settles three things by itself: the mask a load needs, the scope a line
-belongs to (what does not change in a loop lands before it), and how tiles broadcast.
-"""
+"""Writes the values of a program as Triton text, each once and where its indices are known."""
 
 from __future__ import annotations
 
-import keyword
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from terrazzo.codegen.triton.lines import (
+    NO_DEPS,
+    NO_GUARD,
+    Block,
+    Deps,
+    Guard,
+    Lines,
+    Names,
+    Value,
+)
 from terrazzo.codegen.triton.spelling import (
     ATOM,
     COMPARE,
@@ -31,20 +32,7 @@ from terrazzo.codegen.triton.spelling import (
 from terrazzo.dtypes import DType, bool_, int64
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.ir import Tensor, substitute_any
-from terrazzo.index import (
-    FloorDiv,
-    Index,
-    IndexExpr,
-    Max,
-    Min,
-    Mod,
-    Sum,
-    Var,
-    bounds,
-    free_vars,
-    proves_le,
-    proves_lt,
-)
+from terrazzo.index import Index, IndexExpr, Var, free_vars, proves_le, proves_lt
 from terrazzo.scalar import (
     REDUCTIONS,
     Call,
@@ -59,257 +47,22 @@ from terrazzo.scalar import (
 )
 from terrazzo.shapes import contiguous_strides, num_elements
 
-WIDTH = 100
 LONG, SHORT = 72, 24  # characters of a term that is better given a name; as a part of an address
 
-Deps = frozenset[Var]
-NO_DEPS: Deps = frozenset()
 
-
-@dataclass(frozen=True)
-class Value:
-    """A piece of Triton text and what is known about it."""
-
-    text: str
-    level: int = ATOM
-    deps: Deps = NO_DEPS
-    dtype: DType | None = None
-    literal: bool = False
-    index: Index | None = None  # set for what is index arithmetic: its integer type is open
-
-    def inside(self, least: int) -> str:
-        """The text as part of another that binds this tightly."""
-        return self.text if self.level >= least else f"({self.text})"
-
-
-@dataclass(frozen=True)
-class Guard:
-    """Conditions of the `where`s around a load: outside them it must not touch memory."""
-
-    texts: tuple[str, ...] = ()
-    deps: Deps = NO_DEPS
-
-
-NO_GUARD = Guard()
-
-
-@dataclass(frozen=True)
-class Block:
-    """One index variable as Triton sees it: where its numbers come from and where they end."""
-
-    var: Var
-    name: str
-    extent: Index
-    declaration: str | None = None  # the line's right side; None while a loop declares it
-    size: str = ""  # the constexpr that holds its number of lanes; empty for a single number
-    exact: bool = False  # every lane is inside
-    looped: bool = False
-
-
-@dataclass(eq=False)
-class Scope:
-    """Lines of one indentation, and what has a name in them."""
-
-    binds: set[Var]
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)  # a right side -> its variable
-    values: dict[tuple[object, ...], Value] = field(default_factory=dict)
-    declared: list[str] = field(default_factory=list)
-
-
-class Names:
-    """Identifiers, each given once."""
-
-    def __init__(self, taken: Sequence[str]):
-        self.taken = set(taken)
-
-    def fresh(self, wanted: str) -> str:
-        """The wanted name, or that name with a number."""
-        base = re.sub(r"\W", "_", wanted) or "t"
-        if keyword.iskeyword(base) or base[0].isdigit():
-            base = f"v_{base}"
-        name, count = base, 0
-        while name in self.taken:
-            count += 1
-            name = f"{base}_{count}"
-        self.taken.add(name)
-        return name
-
-
-class Emitter:
+class Emitter(Lines):
     """Builds the body of one kernel."""
 
     def __init__(self, names: Names, dims: Mapping[Var, str], pointers: Mapping[Tensor, str],
                  make_space: Callable[[Index, str], Block], *, tile: bool, wide: bool,
                  libdevice: bool):
-        self.names, self.dims, self.pointers = names, dims, pointers
-        self.make_space = make_space
-        self.tile, self.wide, self.libdevice = tile, wide, libdevice
-        self.blocks: dict[Var, Block] = {}
+        super().__init__(names, dims, tile=tile, wide=wide)
+        self.pointers, self.make_space, self.libdevice = pointers, make_space, libdevice
         self.row: Block | None = None
         self.spaces: dict[Index, Block] = {}
-        self.axis_names: dict[Index, str] = {}
-        self.scopes = [Scope(set())]
         self.uses: dict[int, int] = {}
         self.misses: dict[int, bool] = {}
         self.keep: list[Scalar] = []  # what the ids in these tables belong to
-
-    # ------------------------------------------------------------ lines
-    def scope_of(self, deps: Deps) -> Scope:
-        """The outermost scope in which all of these variables are known."""
-        known: set[Var] = set()
-        for scope in self.scopes:
-            known |= scope.binds
-            if deps <= known:
-                return scope
-        raise AssertionError(f"no loop over {deps - known} is open")
-
-    def line(self, text: str, deps: Deps, comment: str = "") -> None:
-        scope = self.scope_of(deps)
-        indent = "    " * (self.scopes.index(scope) + 1)
-        full = f"{indent}{text}  # {comment}" if comment else indent + text
-        if comment and len(full) > WIDTH:
-            scope.lines.append(f"{indent}# {comment}")
-            full = indent + text
-        scope.lines.append(full)
-
-    def bind(self, value: Value, hint: str, comment: str = "") -> Value:
-        """Give a value a name, unless it is one or has one."""
-        if value.text.isidentifier() and not value.literal:
-            return value
-        for scope in self.scopes:
-            if value.text in scope.names:
-                return replace(value, text=scope.names[value.text], level=ATOM)
-        name = self.names.fresh(hint)
-        self.line(f"{name} = {value.text}", value.deps, comment)
-        scope = self.scope_of(value.deps)
-        scope.names[value.text] = name
-        scope.declared.append(name)
-        return replace(value, text=name, level=ATOM, literal=False)
-
-    def recall(self, key: tuple[object, ...]) -> Value | None:
-        return next((s.values[key] for s in self.scopes if key in s.values), None)
-
-    def remember(self, key: tuple[object, ...], value: Value) -> Value:
-        self.scope_of(value.deps).values[key] = value
-        return value
-
-    # ------------------------------------------------------------ index variables
-    def add_block(self, block: Block) -> None:
-        """Make an index variable known; a looped one is declared by its loop."""
-        self.blocks[block.var] = block
-        if not block.looped:
-            self.scopes[0].binds.add(block.var)
-
-    def variable(self, var: Var) -> Value:
-        if var not in self.blocks:
-            return Value(self.dims[var], index=var)
-        block, deps = self.blocks[var], frozenset((var,))
-        if block.declaration is not None:
-            key = ("variable", var)
-            if self.recall(key) is None:
-                self.line(f"{block.name} = {block.declaration}", deps)
-                self.remember(key, Value(block.name, deps=deps))
-        return Value(block.name, deps=deps, index=var)
-
-    def mask(self, deps: Deps) -> Value | None:
-        """Which lanes of these index variables are inside, or None when all are."""
-        parts = []
-        for block in self.blocks.values():
-            if block.var in deps and block.size and not block.exact:
-                bound = self.index(block.extent)
-                text = f"{self.variable(block.var).text} < {bound.inside(SUM)}"
-                part = Value(text, COMPARE, frozenset((block.var,)), bool_)
-                parts.append(self.bind(part, f"{block.name}_mask" if self.tile else "mask"))
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        both = Value(" & ".join(p.text for p in parts), 0, frozenset().union(
-            *(p.deps for p in parts)), bool_)
-        return self.bind(both, "mask")
-
-    @contextmanager
-    def position(self, block: Block) -> Iterator[None]:
-        """A scope in which a position is known: a loop, or nothing when the block holds a row."""
-        if not block.looped:
-            yield
-            return
-        outer = self.scopes[-1]
-        indent = "    " * (len(self.scopes) + 1)
-        start = self.names.fresh("start")
-        lanes = f"tl.arange(0, {block.size}){'[:, None]' if self.tile else ''}"
-        numbers = f"({start} + {lanes}).to(tl.int64)" if self.wide else f"{start} + {lanes}"
-        scope = Scope({block.var}, [f"{indent}{block.name} = {numbers}"])
-        bound = self.index(block.extent).text
-        self.scopes.append(scope)
-        yield
-        self.scopes.pop()
-        self.names.taken -= {start, *scope.declared}  # the next loop may call its values the same
-        head = f"for {start} in range(0, {bound}, {block.size}):"
-        outer.lines += ["    " * len(self.scopes) + head, *scope.lines]
-
-    @contextmanager
-    def row_level(self) -> Iterator[None]:
-        """Leave the loops for a while: what follows concerns whole rows."""
-        saved, self.scopes = self.scopes, self.scopes[:1]
-        yield
-        self.scopes = saved
-
-    # ------------------------------------------------------------ index expressions
-    def index(self, e: Index) -> Value:
-        """An index expression; quotients that are an axis of the program get its name."""
-        if not isinstance(e, IndexExpr):
-            return Value(str(e), ATOM if e >= 0 else UNARY, index=e)
-        if isinstance(e, Var):
-            return self.variable(e)
-        if e in self.axis_names:
-            value = self.bind(self.index_text(e), self.axis_names[e])
-            return replace(value, index=e)
-        return self.index_text(e)
-
-    def index_text(self, e: IndexExpr) -> Value:
-        if isinstance(e, FloorDiv | Mod):
-            top, bottom = self.index(e.num), self.index(e.den)
-            deps = top.deps | bottom.deps
-            low = bounds(e.num)[0]
-            divides = isinstance(e, FloorDiv)
-            if low is None or low < 0:  # Triton divides towards zero
-                name = "_floor_div" if divides else "_floor_mod"
-                return Value(f"{name}({top.text}, {bottom.text})", deps=deps, index=e)
-            text = f"{top.inside(PRODUCT)} {'//' if divides else '%'} {bottom.inside(ATOM)}"
-            return Value(text, PRODUCT, deps, index=e)
-        if isinstance(e, Min | Max):
-            name = "tl.minimum" if isinstance(e, Min) else "tl.maximum"
-            first, *rest = (self.index(arg) for arg in e.args)
-            for other in rest:
-                first = Value(f"{name}({first.text}, {other.text})",
-                              deps=first.deps | other.deps, index=e)
-            return first
-        assert isinstance(e, Sum)
-        text, deps = "", NO_DEPS
-        # From the slowest index to the fastest, as addresses are usually written.
-        for monomial, factor in sorted(e.terms, key=lambda t: (t[1] < 0, -len(t[0]), -t[1])):
-            product = self.product(monomial, abs(factor))
-            sign = "-" if factor < 0 else "+"
-            deps |= product.deps
-            if text:
-                text += f" {sign} {product.inside(PRODUCT)}"
-            else:
-                text = product.inside(SUM) if factor > 0 else f"-{product.inside(UNARY)}"
-        if e.constant:
-            text += f" {'-' if e.constant < 0 else '+'} {abs(e.constant)}"
-        single = len(e.terms) == 1 and not e.constant and e.terms[0][1] > 0
-        return Value(text, PRODUCT if single else SUM, deps, index=e)
-
-    def product(self, monomial: Sequence[IndexExpr], factor: int) -> Value:
-        # Block variables first: they have the type that is wide enough for the product.
-        parts = sorted((self.index(atom) for atom in monomial), key=lambda v: not v.deps)
-        texts = [p.inside(ATOM if len(parts) > 1 or factor != 1 else PRODUCT) for p in parts]
-        if self.wide and not parts[0].deps and len(parts) > 1:
-            texts[0] = f"tl.cast({parts[0].text}, tl.int64)"
-        if factor != 1:
-            texts.append(str(factor))
-        level = PRODUCT if len(texts) > 1 else parts[0].level
-        return Value(" * ".join(texts), level, frozenset().union(*(p.deps for p in parts)))
 
     # ------------------------------------------------------------ values
     def typed(self, value: Value, dtype: DType) -> Value:
@@ -377,10 +130,11 @@ class Emitter:
         """Arguments with their types spelled out where Triton would guess others."""
         operands = args[1:] if node.op == "where" else args
         alone = all(a.literal or a.index is not None for a in operands)
+        fixed = alone and not any(a.deps for a in operands)  # Triton would compute it in Python
         result = list(args)
         for i, (arg, child) in enumerate(zip(args, node.args)):
             if arg.index is not None:
-                if row.level != COMPARE:
+                if row.level != COMPARE or (fixed and arg is operands[0]):
                     result[i] = self.typed(arg, child.dtype)
             elif arg.literal:
                 first = alone and arg is operands[0]
@@ -398,9 +152,9 @@ class Emitter:
             chosen = Value(f"{chosen.inside(SUM)} != 0", COMPARE, chosen.deps, bool_)
         if not chosen.literal and any(self.may_miss(branch) for branch in (yes, no)):
             chosen = self.bind(chosen, "inside")
-            deps = guard.deps | chosen.deps
-            return [chosen, self.value(yes, Guard((*guard.texts, chosen.text), deps)),
-                    self.value(no, Guard((*guard.texts, f"~{chosen.text}"), deps))]
+            opposite = replace(chosen, text=f"~{chosen.text}")
+            return [chosen, self.value(yes, Guard((*guard.conditions, chosen))),
+                    self.value(no, Guard((*guard.conditions, opposite)))]
         return [chosen, self.value(yes, guard), self.value(no, guard)]
 
     def cast(self, node: Call, guard: Guard) -> Value:
@@ -424,9 +178,20 @@ class Emitter:
     def may_miss(self, node: Scalar) -> bool:
         """Whether a value contains a load that is not provably inside its tensor."""
         if id(node) not in self.misses:
-            self.misses[id(node)] = any(isinstance(n, Load) and not _in_range(n)
+            self.misses[id(node)] = any(isinstance(n, Load) and not self.in_range(n)
                                         for n in walk(node))
         return self.misses[id(node)]
+
+    def in_range(self, load: Load) -> bool:
+        """Whether every index of a load is provably inside its dimension."""
+        for i, size in zip(load.indices, load.source.shape):
+            if isinstance(i, Scalar):
+                return False
+            if i in self.axes and proves_le(self.axes[i].extent, size):
+                continue
+            if not (proves_le(0, i) and proves_lt(i, size)):
+                return False
+        return True
 
     def address(self, source: Tensor, indices: Sequence[Index | Scalar], guard: Guard) -> Value:
         """`Tensor.flat`, with computed indices beside the affine part instead of around it."""
@@ -440,7 +205,9 @@ class Emitter:
             value = self.value(i, guard)
             if value.literal or value.index is not None:
                 value = self.typed(value, int64)
-            elif len(value.text) > SHORT:
+            elif i.dtype.bits < 64 and self.wide:
+                value = Value(f"{value.inside(ATOM)}.to(tl.int64)", ATOM, value.deps, int64)
+            if len(value.text) > SHORT:
                 value = self.bind(value, "index")
             step = self.index(stride)
             texts.append(value.inside(SUM) if step.text == "1" else
@@ -455,9 +222,23 @@ class Emitter:
         """A pointer to an element, or to a block of them when `needed` asks for one."""
         text = pointer if address.text == "0" else f"{pointer} + {address.inside(SUM)}"
         for var in sorted(needed - address.deps, key=lambda v: v.name):
-            if self.blocks[var].size:
+            if self.is_block({var}):
                 text += f" + {self.variable(var).text} * 0"
         return text
+
+    def inside(self, deps: Deps, guard: Guard) -> str:
+        """The mask of a load: the lanes that exist, and the conditions around it."""
+        mask = self.mask(deps)
+        lanes = [mask.text] if mask else []
+        lanes += [c.text for c in guard.conditions if self.is_block(c.deps)]
+        single = [c.text for c in guard.conditions if not self.is_block(c.deps)]
+        if not single or not self.is_block(deps):
+            return " & ".join(lanes + single)
+        # A single condition for all lanes: Triton's interpreter cannot spread it with `&`.
+        if not lanes:
+            var = next(v for v in sorted(deps, key=lambda v: v.name) if self.is_block({v}))
+            lanes = [f"{self.variable(var).text} >= 0"]
+        return f"tl.where({' & '.join(single)}, {' & '.join(lanes)}, False)"
 
     def load(self, node: Load, guard: Guard, widen: DType | None = None) -> Value:
         source: Tensor = node.source
@@ -468,9 +249,8 @@ class Emitter:
             return _literal(0, widen or node.dtype)
         address = self.address(source, node.indices, guard)
         deps = address.deps | guard.deps
-        mask = self.mask(deps)
-        conditions = [*([mask.text] if mask else []), *guard.texts]
-        masked = f", mask={' & '.join(conditions)}" if conditions else ""
+        inside = self.inside(deps, guard)
+        masked = f", mask={inside}" if inside else ""
         text = f"tl.load({self.place(self.pointers[source], address, deps)}{masked})"
         if widen is not None:
             text += f".to({type_text(widen)})"
@@ -522,7 +302,7 @@ class Emitter:
         block = self.space(num_elements(extents), node.axes[0].var.name)
         table = {a.var: a.lo + at for a, at in zip(node.axes, unflatten(block.var, extents))}
         if len(table) > 1:
-            self.axis_names.update((at, var.name) for var, at in table.items())
+            self.axes.update((table[a.var], a) for a in node.axes)
         identity = literal_text(_identity(node), node.dtype)
         with self.row_level():
             lanes = ""
@@ -568,11 +348,6 @@ def _least(row: Spelling, i: int) -> int:
     if not before and row.level != COMPARE:
         return row.level
     return row.level + 1
-
-
-def _in_range(load: Load) -> bool:
-    return all(not isinstance(i, Scalar) and proves_le(0, i) and proves_lt(i, size)
-               for i, size in zip(load.indices, load.source.shape))
 
 
 def _identity(node: Reduce) -> object:

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from terrazzo.chips.spec import ChipSpec, LaunchRules
-from terrazzo.codegen.triton.emit import Block, Emitter, Names, unflatten
+from terrazzo.codegen.triton.emit import Emitter, unflatten
+from terrazzo.codegen.triton.lines import Block, Names
 from terrazzo.codegen.triton.maths import needed_functions
 from terrazzo.codegen.triton.spelling import type_text
 from terrazzo.errors import UnsupportedOperator
@@ -117,8 +118,7 @@ class _Kernel:
                 f"{self.instance()} * {block} + tl.arange(0, {block})"), block, exact))
             places = unflatten(var, extents)
             if len(places) > 1:
-                emitter.axis_names = {at: axis.var.name for at, axis in zip(
-                    places, stages[0].axes)}
+                emitter.axes = dict(zip(places, stages[0].axes))
         for stage in self.program.outputs:
             emitter.store(stage, places, emitter.stage_value(stage, places))
 
@@ -173,7 +173,7 @@ class _Kernel:
         self.emitter.variable(var)
         places = unflatten(var, self.row_extents)
         if self.rows > 1:
-            self.emitter.axis_names = {at: a.var.name for at, a in zip(places, axes)}
+            self.emitter.axes = dict(zip(places, axes))
         return places
 
     def tile_rows(self) -> int:

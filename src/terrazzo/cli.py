@@ -1,0 +1,274 @@
+"""The command `tz`: look at operators, lower, verify, time and fuzz them from a shell."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import terrazzo
+from terrazzo import api, samples
+from terrazzo.chips.cpu import host
+from terrazzo.dtypes import as_dtype
+from terrazzo.errors import ArgumentError, TerrazzoError
+from terrazzo.graph.ir import OPERATORS, Operator, operator_named
+from terrazzo.knobs import knobs
+from terrazzo.runtime.cache import default_cache
+
+app = typer.Typer(
+    help="Terrazzo: write an operator once, run it fast on every chip.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+cache_app = typer.Typer(help="The compile cache on disk.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+console = Console()
+
+Target = Annotated[str, typer.Argument(
+    metavar="TARGET", help="An operator: file.py::name, or the name of a built-in one.")]
+Shapes = Annotated[list[str], typer.Option(
+    "--shape", "-s", help="Sizes of a tensor, such as 8,16. Give it once for each tensor, or "
+                          "once for all of them; () is a scalar.")]
+Types = Annotated[str, typer.Option(
+    "--dtype", "-t", help="Type of the tensors: float32, f16, bfloat16, int32, ...")]
+Debug = Annotated[bool, typer.Option(
+    "--debug", help="Show the whole traceback of an error (also TZ_DEBUG=1).")]
+
+
+def _debugging() -> bool:
+    return os.environ.get("TZ_DEBUG", "") not in ("", "0")
+
+
+@app.callback()
+def _options(debug: Debug = False) -> None:
+    if debug:
+        os.environ["TZ_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run the command line; errors of terrazzo are one message, not a traceback."""
+    try:
+        app()
+    except TerrazzoError as error:
+        if _debugging():
+            raise
+        report(error)
+        sys.exit(1)
+
+
+def report(error: TerrazzoError) -> None:
+    """Print an error the way a user should see it."""
+    shown = Console(stderr=True)
+    shown.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+    shown.print(str(error), markup=False, highlight=False, soft_wrap=True)
+
+
+# ---------------------------------------------------------------- finding what is meant
+def find(target: str) -> Any:
+    """An operator or function from `file.py::name`, or a built-in operator from its name."""
+    if "::" not in target:
+        return operator_named(target.removeprefix("tz."))
+    file, _, name = target.partition("::")
+    path = Path(file)
+    if not path.is_file():
+        raise ArgumentError(f"there is no file {file!r}", hint="give it as path/to/file.py::name")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if found is None:
+        known = [n for n, v in vars(module).items() if isinstance(v, (Operator, api.Compiled))]
+        raise ArgumentError(f"{file} defines no {name!r}",
+                            hint=f"it defines {', '.join(known) or 'no operators'}")
+    return found
+
+
+def tensors(function: Any, shapes: list[str], dtype: str) -> list[np.ndarray]:
+    """Random tensors of the shapes that were asked for, one for each parameter."""
+    count = len(shapes)
+    if isinstance(function, Operator) and len(shapes) == 1:
+        count = max(1, sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL
+                           for p in function.tensor_params))
+    sizes = [parse_shape(s) for s in shapes] * (count if len(shapes) == 1 else 1)
+    rng = np.random.default_rng(0)
+    return [samples.draw(rng, s, as_dtype(dtype)) for s in sizes]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """A shape from text such as `8,16`, `8x16` or `()`."""
+    inner = text.strip().strip("()[]").replace("x", ",")
+    try:
+        shape = tuple(int(part) for part in inner.split(",") if part.strip())
+    except ValueError:
+        raise ArgumentError(f"{text!r} is not a shape", hint="write sizes as 8,16") from None
+    if any(n < 0 for n in shape):
+        raise ArgumentError(f"{text!r} is not a shape: sizes are not negative")
+    return shape
+
+
+# ---------------------------------------------------------------- commands
+@app.command()
+def info() -> None:
+    """Show version, chip, settings and the compile cache."""
+    chip = host()
+    table = Table(show_header=False, box=None)
+    table.add_row("terrazzo", terrazzo.__version__)
+    table.add_row("python", sys.version.split()[0])
+    table.add_row("chip", str(chip))
+    table.add_row("target", f"{chip.llvm_triple}, {chip.llvm_cpu}")
+    table.add_row("operators", str(len(OPERATORS)))
+    table.add_row("cache", f"{_megabytes(default_cache().size())} in {knobs.cache_dir}")
+    console.print(table)
+    console.print(_knob_table())
+
+
+@app.command("knobs")
+def list_knobs() -> None:
+    """List every setting: its value, its variable and what it means."""
+    console.print(_knob_table())
+
+
+def _knob_table() -> Table:
+    table = Table(title="settings", title_justify="left")
+    for head in ("name", "value", "variable", "allowed", "meaning"):
+        table.add_column(head)
+    for row in knobs.describe():
+        table.add_row(row.name, str(row.value), row.variable, row.allowed, row.meaning)
+    return table
+
+
+@app.command()
+def ops(family: Annotated[str, typer.Argument(help="Only this family.")] = "") -> None:
+    """List the operators there are."""
+    table = Table()
+    for head in ("family", "operator", "gradient", "meaning"):
+        table.add_column(head, no_wrap=head == "family")
+    families = sorted({o.family for o in OPERATORS.values()})
+    if family and family not in families:
+        raise ArgumentError(f"there is no family {family!r}", hint=", ".join(families))
+    chosen = [o for o in OPERATORS.values() if not family or o.family == family]
+    for o in sorted(chosen, key=lambda o: (o.family, o.name)):
+        table.add_row(o.family, f"{o.name}{o.signature}", "yes" if o.differentiable else "no",
+                      o.doc.splitlines()[0] if o.doc else "")
+    console.print(table)
+
+
+@app.command()
+def lower(target: Target, shape: Shapes, dtype: Types = "float32",
+          level: Annotated[str, typer.Option(
+              "--level", "-l", help="graph, canonical, expr, schedule, loop, llvm, asm or "
+                                    "triton.")] = "loop") -> None:
+    """Print one level of an operator's compilation."""
+    function = find(target)
+    given = tensors(function, shape, dtype)
+    compiled = api.compiled(function) if isinstance(function, Operator) else (
+        function if isinstance(function, api.Compiled) else api.jit(function))
+    print(api.lower(compiled.graph(given, {}), level))
+
+
+@app.command()
+def verify(target: Target,
+           shape: Annotated[list[str] | None, typer.Option(
+               "--shape", "-s", help="Sizes of the tensors; found by trying when not given.")
+           ] = None,
+           dtype: Annotated[list[str] | None, typer.Option(
+               "--dtype", "-t", help="Only this type; may be given several times.")] = None,
+           level: Annotated[list[str] | None, typer.Option(
+               "--level", "-l", help="Only this level; may be given several times.")] = None,
+           seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0) -> None:
+    """Check every level of an operator against the one above, and its gradient."""
+    from terrazzo.verifier import LEVELS
+    from terrazzo.verifier import verify as check
+
+    function = find(target)
+    given = tensors(function, shape, "float32") if shape else []
+    result = check(function, *given, levels=tuple(level) if level else LEVELS,
+                   dtypes=dtype or None, seed=seed)
+    console.print(result)
+    for line in result.skipped:
+        console.print(f"left out: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def bench(target: Target, shape: Shapes, dtype: Types = "float32",
+          torch: Annotated[bool, typer.Option(help="Time torch as well, if installed.")] = True,
+          ) -> None:
+    """Time an operator beside numpy and torch, and against the machine's roofline."""
+    from terrazzo.benchmark import bench as measure
+
+    function = find(target)
+    result = measure(function, *tensors(function, shape, dtype), torch=torch)
+    console.print(result)
+    for note in result.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def fuzz(minutes: Annotated[float, typer.Option(help="How long to try.")] = 5.0,
+         seed: Annotated[int, typer.Option(help="Which programs to try.")] = 0,
+         first: Annotated[int, typer.Option(help="Number of the first program.")] = 0,
+         most_failures: Annotated[int, typer.Option(help="Stop after so many.")] = 20) -> None:
+    """Compile random programs and check every level; prints a script for each failure."""
+    from terrazzo.fuzz import fuzz as search
+
+    with _FuzzProgress(minutes) as progress:
+        result = search(minutes, seed, first, most_failures, progress.show)
+    console.print(str(result), markup=False, highlight=False, soft_wrap=True)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+class _FuzzProgress:
+    """A bar on a terminal, else a line now and then."""
+
+    def __init__(self, minutes: float):
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.seconds, self.said = 60 * minutes, 0.0
+        self.bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(),
+                            console=Console(stderr=True), transient=True,
+                            disable=not sys.stderr.isatty())
+        self.task = self.bar.add_task("starting", total=self.seconds)
+
+    def __enter__(self) -> _FuzzProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, result: Any) -> None:
+        """Take over where the search stands."""
+        rate = result.programs / max(result.seconds, 1e-9)
+        text = f"{result.programs} programs, {rate:.1f} a second, {len(result.failures)} failed"
+        self.bar.update(self.task, description=text, completed=result.seconds)
+        if not sys.stderr.isatty() and result.seconds > self.said + 30:
+            self.said = result.seconds
+            print(text, file=sys.stderr)
+
+
+# ---------------------------------------------------------------- the cache
+@cache_app.command("size")
+def cache_size() -> None:
+    """Show how much the compile cache holds."""
+    print(f"{_megabytes(default_cache().size())} in {knobs.cache_dir}")
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Remove everything from the compile cache."""
+    size = default_cache().size()
+    default_cache().clear()
+    print(f"removed {_megabytes(size)} from {knobs.cache_dir}")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
