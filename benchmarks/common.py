@@ -36,7 +36,7 @@ IDLE_SECONDS = 1e-3  # between alternatives, so that spinning workers of the las
 # Errors are compared with the largest value of the result: a sum of n terms may lose what is
 # small against the terms. bfloat16 keeps 8 bits, so half a unit in the last place is 2^-9.
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.int64: 0.0, torch.bool: 0.0}
-PEER_SLACK = 16  # eager bfloat16 rounds after every operator of a chain: its error is not our matter
+PEER_SLACK = 16  # eager bfloat16 rounds after every operator of a chain, and may do so
 
 Function = Callable[..., torch.Tensor]
 Clock = Callable[[], float]
@@ -106,8 +106,9 @@ def machine() -> dict[str, Any]:
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    return {"cpu": model, "load_average": os.getloadavg()[0], "chip": str(host()), "torch": torch.__version__,
-            "terrazzo": tz.__version__, "python": platform.python_version()}
+    return {"cpu": model, "load_average": os.getloadavg()[0], "chip": str(host()),
+            "torch": torch.__version__, "terrazzo": tz.__version__,
+            "python": platform.python_version()}
 
 
 # ---------------------------------------------------------------- correctness

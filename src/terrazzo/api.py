@@ -55,9 +55,10 @@ class Compiled:
             return rebuild.call(leaves)
         family = self.family(leaves, rebuild)
         entry = family.entry(leaves)
-        if not kwargs and all(fastcall.is_array(a) for a in args):
+        key = None if kwargs else fastcall.key_of(args)
+        if key is not None:
             with _lock:
-                self.entries[fastcall.key_of(args)] = entry
+                self.entries[key] = entry
         return entry(leaves)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -206,7 +207,11 @@ def _as_arrays(leaves: Sequence[Any]) -> list[Any]:
         elif isinstance(leaf, (bool, int, float, complex)):
             result.append(np.asarray(leaf, result_type(leaf, *types).np))
         else:
-            array = np.asarray(leaf)
+            try:
+                array = np.asarray(leaf)
+            except ValueError as error:  # lists of unequal lengths
+                raise ArgumentError(f"cannot make a tensor of a {type(leaf).__name__}: {error}",
+                                    hint="all rows must have the same length") from None
             if array.dtype == object:
                 raise ArgumentError(f"cannot make a tensor of {type(leaf).__name__}",
                                     hint="pass numpy arrays, torch tensors or numbers")
@@ -274,6 +279,9 @@ def _call(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _lower(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """`op.lower(x, "loop")`: the last positional string is the level."""
     target = kwargs.pop("target", "cpu")
+    if not args or not isinstance(args[-1], str):
+        raise ArgumentError(f"{op.name}.lower needs a level as its last argument",
+                            hint=f'for example {op.name}.lower(x, "loop")')
     *tensors, level = args
     return lower(compiled(op).graph(tensors, kwargs), level, target)
 

@@ -96,11 +96,11 @@ def follow(graph: Graph, inputs: Sequence[Bounded], dims: Mapping[Var, int]
 # ---------------------------------------------------------------- one node
 def _node(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]) -> list[Bounded]:
     if node.op.body is not None:
-        values = [None if v is None or b is None else Value(TensorType(b.value.shape, v.dtype))
-                  for b, v in zip(inputs, node.inputs, strict=True)]
+        fresh = [None if v is None or b is None else Value(TensorType(b.value.shape, v.dtype))
+                 for b, v in zip(inputs, node.inputs, strict=True)]
         attrs = {k: concrete(v, dims) for k, v in node.attrs.items()}
-        body = Graph(node.op.name, tuple(v for v in values if v is not None),
-                     expand(node.op, values, attrs))
+        body = Graph(node.op.name, tuple(v for v in fresh if v is not None),
+                     expand(node.op, fresh, attrs))
         inner = follow(body, [b for b in inputs if b is not None], dims)
         return [inner[v] for v in body.outputs]
     given = [b for b in inputs if b is not None]
@@ -388,7 +388,10 @@ def _moved_errors(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, i
 
 def _sorted(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
             dims: Mapping[Var, int]) -> list[np.ndarray]:
-    """Sorting (like a running maximum) is 1-Lipschitz in its values; positions are known only when the values are."""
+    """Sorting is 1-Lipschitz in its values, like a running maximum.
+
+    Positions are known only when the values are.
+    """
     (x,) = inputs
     assert x is not None
     worst = float(np.max(x.error, initial=0.0))
@@ -433,8 +436,8 @@ Rule = Callable[[Node, list[Bounded | None], list[np.ndarray], Mapping[Var, int]
                 list[np.ndarray]]
 _RULES: dict[str, Rule] = {
     "sum": _sum, "prod": _prod, "max": _extreme, "min": _extreme, "any": _extreme,
-    "all": _extreme, "cumulative": _cumulative,
-    "linear_recurrence": _linear_recurrence, "batch_matmul": _batch_matmul, "sort_pairs": _sorted, "top_few": _sorted,
+    "all": _extreme, "cumulative": _cumulative, "linear_recurrence": _linear_recurrence,
+    "batch_matmul": _batch_matmul, "sort_pairs": _sorted, "top_few": _sorted,
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from terrazzo import samples
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
-from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, trace_scope
+from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, Value, trace_scope
 from terrazzo.graph.trace import trace
 from terrazzo.index import Index, Var
 from terrazzo.ops import PUBLIC
@@ -253,9 +253,9 @@ class Maker:
         if found and self.chance(0.85):
             return self.one(found[-6:])
         for _ in range(20):
-            made = TensorType(self.shape(least), as_dtype(dtype or self.any_type()))
-            if accept(Value(made)):
-                return self.fresh([int(n) for n in made.shape], made.dtype.name)
+            shape, kind = self.shape(least), dtype or self.any_type()
+            if accept(Value(TensorType(shape, as_dtype(kind)))):
+                return self.fresh(shape, kind)
         return self.fresh((3,) * max(least, 1), dtype or "float32")
 
     def float(self, least: int = 0) -> tuple[Ref, Value]:
@@ -776,8 +776,14 @@ LEFT_OUT = {
 
 def operators() -> list[str]:
     """The operators that programs are made of."""
-    known = [n for n, o in OPERATORS.items() if n not in LEFT_OUT and o.family != "user"]
+    known = [n for n, o in OPERATORS.items() if n not in LEFT_OUT and _built_in(o)]
     return [*known, "[]"]
+
+
+def _built_in(op: Operator) -> bool:
+    """Whether an operator is ours: what users define must not change the programs of a seed."""
+    definition = op.body or op.expr or op.loops or op.reference
+    return getattr(definition, "__module__", "").startswith("terrazzo.")
 
 
 def random_program(rng: np.random.Generator, names: Sequence[str] | None = None) -> Program:

@@ -101,8 +101,7 @@ def samples(examples: Sequence[np.ndarray], dtype: DType, kind: str, rng: np.ran
         yield from _symbolic(examples, dtype, rng)
         return
     for sizes in _sizes(examples, kind):
-        arrays = [_filled(a, tuple(sizes.get(n, n) for n in a.shape), dtype, kind, rng)
-                  for a in examples]
+        arrays = [_filled(a, _resized(a.shape, sizes), dtype, kind, rng) for a in examples]
         if kind == "strided":
             arrays = [strided(a, rng) for a in arrays]
         yield _plain(arrays)
@@ -125,6 +124,10 @@ def _sizes(examples: Sequence[np.ndarray], kind: str) -> Iterator[Mapping[int, i
             yield {n: 0}
     else:
         yield {}
+
+
+def _resized(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(sizes[n] if n in sizes else n for n in shape)
 
 
 def _filled(example: np.ndarray, shape: tuple[int, ...], dtype: DType, kind: str,
@@ -167,8 +170,9 @@ def _symbolic(examples: Sequence[np.ndarray], dtype: DType, rng: np.random.Gener
         return
     own = [dtype if as_dtype(a.dtype).is_float else as_dtype(a.dtype) for a in examples]
     types = tuple(TensorType(s, t) for s, t in zip(shapes, own, strict=True))
-    odd = dict(zip(names, ODD))
-    for sizes in ({n: n for n in names}, odd, dict.fromkeys(names, 1), dict.fromkeys(names, 0)):
-        arrays = tuple(_filled(a, tuple(sizes.get(n, n) for n in a.shape), dtype, "random", rng)
+    variants: list[dict[int, int]] = [{n: n for n in names}, dict(zip(names, ODD))]
+    variants += [{n: size for n in names} for size in (1, 0)]
+    for sizes in variants:
+        arrays = tuple(_filled(a, _resized(a.shape, sizes), dtype, "random", rng)
                        for a in examples)
         yield Sample(types, arrays)

@@ -57,7 +57,10 @@ _SYMBOLIC_HINT = (
 
 def normalize_axis(axis: int, rank: int) -> int:
     """An axis counted from the front, given one that may count from the back."""
-    axis = operator.index(axis)
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise AxisError(f"{axis!r} is not an axis", hint="axes are whole numbers") from None
     if not -rank <= axis < rank:
         hint = f"use {-rank} to {rank - 1}" if rank else "a scalar has no axes; leave the axis out"
         raise AxisError(f"axis {axis} does not exist in a tensor of rank {rank}", hint=hint)

@@ -153,8 +153,8 @@ def torch_function(graph: Graph, dims: Mapping[Any, int] | None = None) -> Calla
     Raises UnsupportedOperator when an operator has no counterpart.
     """
     torch = import_torch()
-    steps = _steps(graph, _rules(torch), dims or {}, {v: i for i, v in enumerate(graph.inputs)})
-    code, places, constants = steps
+    places = {v: i for i, v in enumerate(graph.inputs)}
+    code = _steps(graph, _rules(torch), dims or {}, places)
     outputs = [places[v] for v in graph.outputs]
 
     def run(*tensors: Any) -> Any:
@@ -171,7 +171,8 @@ _Code = list[tuple[Rule, list[int | None], dict[str, Any]]]
 
 
 def _steps(graph: Graph, rules: Mapping[str, Rule], dims: Mapping[Any, int],
-           places: dict[Value, int]) -> tuple[_Code, dict[Value, int], int]:
+           places: dict[Value, int]) -> _Code:
+    """Calls in order, each putting one more result into memory; `places` says where values are."""
     code: _Code = []
     base = len(places)
 
@@ -202,7 +203,7 @@ def _steps(graph: Graph, rules: Mapping[str, Rule], dims: Mapping[Any, int],
 
     for node in graph.nodes:
         visit(node, places)
-    return code, places, base
+    return code
 
 
 def run_in_torch(graph: Graph, arrays: Sequence[Any]) -> list[Any]:

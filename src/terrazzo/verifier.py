@@ -31,7 +31,7 @@ from terrazzo.chips.cpu import host
 from terrazzo.codegen.llvm import jit
 from terrazzo.codegen.llvm.kernel import Kernel, llvm_text
 from terrazzo.compiler import Lowering, inlined
-from terrazzo.dtypes import DType, as_dtype
+from terrazzo.dtypes import as_dtype
 from terrazzo.error_bounds import Bounded, Difference
 from terrazzo.errors import ArgumentError, TerrazzoError, VerifyError
 from terrazzo.expr import evaluate as expr_evaluate
@@ -41,14 +41,13 @@ from terrazzo.graph.fusion import Group
 from terrazzo.graph.ir import Graph, Node, Operator, TensorType, Value
 from terrazzo.graph.passes import (
     RULES,
-    canonicalize,
     common_subexpressions,
     fold_constants,
     inline_composites,
 )
 from terrazzo.graph.rewrite import RuleTable, describe, rewrite, user_rules
 from terrazzo.graph.trace import trace
-from terrazzo.index import Index, Var, evaluate
+from terrazzo.index import Var, evaluate
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Block, For, Function, Stmt, Store, Tile, children
@@ -253,9 +252,13 @@ def _blaming(level: str, what: str) -> Iterator[None]:
     """Errors of the compiler itself count against the level that raises them."""
     try:
         yield
-    except TerrazzoError as error:
-        raise Wrong(level, what, Difference(), error.where or "",
-                    reason=f"{type(error).__name__}: {error.message}") from error
+    except Wrong:
+        raise
+    except Exception as error:
+        where = getattr(error, "where", None) or ""
+        text = error.message if isinstance(error, TerrazzoError) else str(error)
+        raise Wrong(level, what, Difference(), where,
+                    reason=f"{type(error).__name__}: {text}") from error
 
 
 def _walk(graph: Graph, arrays: Sequence[np.ndarray]) -> Iterator[
@@ -722,5 +725,5 @@ def _progress(name: str, steps: int) -> Iterator[Callable[[], None]]:
         bar.stop()
 
 
-__all__ = ["KINDS", "LEVELS", "DType", "Index", "Report", "Subject", "VerifyError", "Wrong",
-           "canonicalize", "check_gradient", "verify"]
+__all__ = ["KINDS", "LEVELS", "Report", "Subject", "VerifyError", "Wrong", "check_gradient",
+           "verify"]

@@ -51,7 +51,7 @@ if __name__ != "__main__":
     from terrazzo.graph.trace import trace
     from terrazzo.index import Var
     from terrazzo.index import evaluate as index_value
-    from terrazzo.scalar import OPS, Axis, call, cast, const, where
+    from terrazzo.scalar import OPS, Axis, Call, FromIndex, call, cast, const, where
     from terrazzo.scalar import reduce as reduce_scalar
     from terrazzo.shapes import dims
 
@@ -340,8 +340,6 @@ def one_operation(op: str, dtype: DType, size: int) -> Program:
         if op == "cast":
             return cast(x[0][i], int32)
         if op == "bitcast":
-            from terrazzo.scalar import Call
-
             return Call(as_dtype(f"int{dtype.bits}"), "bitcast", (x[0][i],))
         return call(op, *(t[i] for t in x))
 
@@ -446,6 +444,18 @@ def test_strides_of_inputs_are_followed(interpreter: Any, rng: np.random.Generat
     (got,) = interpreter(source, [np.ascontiguousarray(values.T)], [np.zeros((3, 4), np.float32)],
                          {})
     compare(got, evaluate(program, [values], {})[0], source)
+
+
+@pytest.mark.parametrize("length", [5, 100, 128])
+def test_rows_that_do_not_exist_are_not_read(length: int, interpreter: Any,
+                                             rng: np.random.Generator) -> None:
+    x = placeholder((3, length), float32, "x")
+    k = reduce_axis(length)
+    y = compute((5,), lambda i: reduce_scalar("add", where(
+        call("lt", FromIndex(int64, i), 3), x[i, k], 0.0), [k]), name="y")
+    program = Program("k_rows", (x,), (y,), (y,), "rows")
+    assert "inside" in triton_source(program)
+    check(interpreter, program, [random(rng, (3, length), float32)])
 
 
 def test_rows_of_different_lengths(interpreter: Any, rng: np.random.Generator) -> None:

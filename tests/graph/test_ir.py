@@ -131,3 +131,16 @@ def test_attributes_may_be_positional() -> None:
 def test_numpy_arrays_on_the_left_leave_the_operation_to_the_trace() -> None:
     result = np.ones(4, np.float32) * Value(F4)
     assert isinstance(result, Value) and result.node is not None and result.node.op is multiply
+
+
+def test_a_users_operator_does_not_replace_one_of_ours():
+    import terrazzo as tz
+
+    ours = OPERATORS["gelu"]
+
+    @tz.op
+    def gelu(x):
+        return x
+
+    assert OPERATORS["gelu"] is ours
+    assert gelu is not ours

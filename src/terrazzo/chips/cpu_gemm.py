@@ -65,6 +65,8 @@ _DOT_TILES = {32: (4, 4), 16: (2, 4)}  # inner products: rows and columns
 _DOT_COLUMNS_OF_ONE_ROW = 8
 _DOT_BLOCK = 64  # columns of a task of inner products
 _DOT_ROWS = 12  # up to here inner products beat transposing B into panels
+_DIRECT_ROWS = {32: 12, 16: 6}  # up to here B is read where it lies
+_DIRECT_VECTORS = 8
 _PANEL_ROWS = 256  # up to here each task packs its panel for all rows
 _PIECE_DEPTH = 512  # steps of k in a piece; 256 to 1024 differ little
 _GROUP_COLUMNS = 1024  # columns of a task with packed blocks of A
@@ -142,10 +144,16 @@ class _Gemm:
         self.a_copy: Buffer | None = None
 
     def choose_tile(self) -> tuple[int, int]:
-        tiles = _TILES[self.registers]
-        if not isinstance(self.n, int):
+        """Rows and vectors of columns of the register tile."""
+        tiles, n = _TILES[self.registers], self.n
+        if isinstance(self.m, int) and 0 < self.m <= _DIRECT_ROWS[self.registers] and (
+                self.is_along(self.product.b, self.product.column.var)):
+            # All rows in one tile, which is the wider the fewer they are: B is read just once.
+            widest = min(_DIRECT_VECTORS, 3 * self.registers // 4 // self.m)
+            return self.m, max(1, min(widest, math.ceil(n / self.lanes))
+                               if isinstance(n, int) else widest)
+        if not isinstance(n, int):
             return tiles[0][:2]
-        n = self.n
 
         def price(tile: tuple[int, int, float]) -> float:
             width = tile[1] * self.lanes
@@ -180,7 +188,7 @@ class _Gemm:
         if self.is_along(self.product.b, self.product.k.var):
             choices.append((_DOT_ROWS, self.dot_plan))
         elif self.is_along(self.product.b, self.product.column.var):
-            choices.append((2 * self.mr, self.direct_plan))
+            choices.append((_DIRECT_ROWS[self.registers], self.direct_plan))
         choices.append((_PANEL_ROWS, self.panel_plan))
         low, high = bounds(self.m)
         result: Stmt | None = None
@@ -282,15 +290,24 @@ class _Gemm:
 
         return block(fill, plan(place))
 
-    def pack_block(self, target: Buffer, values: Values, first_row: Index, rows: Index,
+    def pack_block(self, target: _Place, values: Values, first_row: Index, rows: Index,
                    start: Index, depth: Index) -> Stmt:
         """Copy a piece of some rows of A, widened, one row after the other."""
+        if self.row_var is not None and self.is_along(self.product.a, self.row_var):
+            a = self.in_place(self.product.a, values).moved(first_row, start)
+            q, lets = self.var("q"), _Lets(self)
+            at = lets("at", q * self.lanes)
+            live = lets("live", minimum(self.lanes, depth - at), self.lanes)
+            return For(q, 0, ceildiv(depth, self.lanes), lets.around(transpose_tile(
+                target.buffer, target.moved(0, at).at, a.buffer, a.moved(0, at).at, rows,
+                target.outer, a.inner, self.lanes, live)))
         i, p = self.var("i"), self.var("p", self.kc_most)
         here = {**values, self.product.k.var: start + p}
         if self.row_var is not None:
             here[self.row_var] = first_row + i
         value = cast(self.on_buffers(self.product.a.value, here), self.wide)
-        return For(i, 0, rows, For(p, 0, depth, Store(target, i * depth + p, value), "vector"))
+        store = Store(target.buffer, target.moved(i, p).at, value)
+        return For(i, 0, rows, For(p, 0, depth, store, "vector"))
 
     # ------------------------------------------------------------ packing B
     def pack_panel(self, target: Buffer, at: Index, values: Values, first: Index, columns: Index,
@@ -521,7 +538,9 @@ class _Gemm:
         count = lets("count", maximum(minimum(rows, self.m - first_row), 0), most)
         first_panel = lets("first_panel", task % groups * group)
         matrix = lets("matrix", self.member(factor, values))
-        a_block = Buffer(self.fresh("a_block"), self.wide, most * self.kc_most)
+        pitch = math.ceil(self.kc_most / self.lanes) * self.lanes
+        a_block = Buffer(self.fresh("a_block"), self.wide, most * pitch)
+        a = _Place(a_block, 0, pitch, 1)
         local = None
         if not self.sums_in_output():
             local = Buffer(self.fresh("sums"), self.wide, most * nr * most_panels)
@@ -535,14 +554,13 @@ class _Gemm:
                                else _Place(local, number * (most * nr), nr, 1))
             b = inner.place("b", _Place(
                 packed, ((matrix * panels + panel) * self.k + start) * nr, nr, 1))
-            tiles = self.row_tiles(sums, _Place(a_block, 0, depth, 1), b, depth, count, columns,
-                                   accumulate)
+            tiles = self.row_tiles(sums, a, b, depth, count, columns, accumulate)
             finish = None
             if last is not False:
                 finish = self.epilogue(sums, values, first_row, count, first, columns, nr)
             if finish is not None and isinstance(last, Scalar):
                 finish = If(last, finish)
-            return block(self.pack_block(a_block, values, first_row, count, start, depth),
+            return block(self.pack_block(a, values, first_row, count, start, depth),
                          For(number, 0, minimum(group, panels - first_panel),
                              inner.around(block(tiles, finish))))
 

@@ -279,15 +279,14 @@ def _rename(value: Scalar, old: Axis, new: Axis) -> Scalar:
     return value if old.var is new.var else substitute_indices(value, {old.var: new.var})
 
 
-# ---------------------------------------------------------------- contractions without a template
+# ---------------------------------------------------------------- contractions, no template
 def _contraction(program: Program) -> Schedule:
-    """Any contraction: rows in parallel, the last axis in vectors, sums in a row of accumulators."""
+    """Any contraction: rows in parallel, the last axis in vectors, sums in rows of accumulators."""
     stage = program.stages[-1]
+    reduced = _reduced(stage)
     if not stage.axes:
-        reduced = _reduced(stage)
         return Schedule().vectorize(stage, reduced[-1])
     *outer, last = [a.var.name for a in stage.axes]
-    reduced = [a.var.name for a in _reduced(stage)]
     s = Schedule().split(stage, last, 64)
     s = s.reorder(stage, *outer, f"{last}.o", *reduced, f"{last}.i")
     task = f"{last}.o"

@@ -141,6 +141,7 @@ class _Kernel:
         local: list[Buffer] = []
         copies: dict[int, Load] = {}
         for stage in stages:
+            assert stage.body is not None
             for load, address, stride in self.turned.loads:
                 if id(load) in copies or not any(load is x for x in loads(stage.body)):
                     continue

@@ -96,6 +96,10 @@ class Operator:
                 else:
                     raise ArgumentError(f"{self.name}{self.signature} misses its argument "
                                         f"{param.name!r}", where=user_location())
+            for param, tensor in zip(self.tensor_params, tensors):
+                if tensor is None and param.default is param.empty:
+                    raise ArgumentError(f"{self.name}{self.signature} got None for {param.name!r}",
+                                        where=user_location(), hint="pass a tensor or a number")
         attrs = {p.name: p.default for p in self.attr_params if p.default is not p.empty}
         free = [p.name for p in self.attr_params if p.name not in kwargs]
         if len(rest) > len(free):
@@ -227,6 +231,11 @@ class Value:
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TracedControlFlow(
+            f"x[...] = y would change a traced tensor of type {self.type}, and values never change",
+            where=user_location(), hint="make a new one with tz.where or tz.index_update")
+
     def _no_python_value(self, what: str) -> Any:
         raise TracedControlFlow(
             f"{what} needs the value of a traced tensor of type {self.type}, which is not known "
@@ -283,8 +292,10 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def register(op: Operator) -> Operator:
-    """Enter an operator under its name; a later definition replaces an earlier one."""
-    OPERATORS[op.name] = op
+    """Enter an operator under its name; a user's operator never replaces one of ours."""
+    known = OPERATORS.get(op.name)
+    if op.family != "user" or known is None or known.family == "user":
+        OPERATORS[op.name] = op
     return op
 
 
@@ -383,6 +394,8 @@ def expand(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any
     assert op.body is not None
     with trace_scope():
         result = op.body(*inputs, **attrs)
+    if result is None:
+        raise ArgumentError(f"{op.name} returned None", hint="return the computed tensors")
     return tuple(as_value(r) for r in result) if isinstance(result, (tuple, list)) else (
         as_value(result),)
 

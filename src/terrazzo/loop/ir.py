@@ -186,7 +186,7 @@ def substitute_vars(stmt: Stmt, values: Mapping[Var, Index]) -> Stmt:
 
     def visit(node: Stmt) -> Stmt | None:
         if isinstance(node, For):
-            return replace(node, lo=index(node.lo), hi=index(node.hi))
+            return replace(node, lo=index(node.lo), hi=index(node.hi), grain=index(node.grain))
         if isinstance(node, Store):
             return replace(node, index=index(node.index), value=index(node.value))
         if isinstance(node, If):

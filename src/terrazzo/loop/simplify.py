@@ -414,7 +414,8 @@ def _tightened(stmt: Stmt, table: dict[Var, Index]) -> Stmt:
     if low is not None and isinstance(top, int):
         var = Var(stmt.var.name, low, max(top, low))
     inner = table if var is stmt.var else {**table, stmt.var: var}
-    return For(var, lo, hi, _tightened(stmt.body, inner), stmt.kind, stmt.grain)
+    return For(var, lo, hi, _tightened(stmt.body, inner), stmt.kind,
+               substitute(stmt.grain, table))
 
 
 def replace_buffer(stmt: Stmt, old: Buffer, new: Buffer) -> Stmt:

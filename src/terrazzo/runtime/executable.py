@@ -35,7 +35,7 @@ class Executable:
         _check_features(artifact)
         self.dims = _dims_of(artifact)
         slots = len(artifact.inputs) + len(artifact.outputs)
-        direct = not self.dims and slots <= MOST_ARGUMENTS
+        direct = slots + len(self.dims) <= MOST_ARGUMENTS
         exports = _EXPORTS + (_DIRECT if direct else ())
         self._library = jit.load_object(artifact.object_code, pool.symbols(), exports)
         self._constants = artifact.constants
@@ -48,10 +48,11 @@ class Executable:
             self._library.address("tz_run"))
         self.call_pointers = self.call_numpy = None
         if direct:
+            extra = len(self.dims) + 2  # the arena and the number of threads
             self.call_pointers = python_function(
-                self._library.address("tz_call_pointers"), slots, objects=False)
+                self._library.address("tz_call_pointers"), 0, slots + extra)
             self.call_numpy = python_function(
-                self._library.address("tz_call_numpy"), slots, objects=True)
+                self._library.address("tz_call_numpy"), slots, extra)
         self.input_types = [(n, as_dtype(t), s) for n, t, s in artifact.inputs]
         self.output_types = [(as_dtype(t), s) for t, s in artifact.outputs]
         self._sources = [_axis_of(d, artifact) for d in self.dims]
@@ -96,7 +97,11 @@ class Executable:
     def _checked(self, array: Any, i: int) -> Any:
         name, dtype, shape = self.input_types[i]
         if not hasattr(array, "dtype"):
-            array = np.asarray(array, dtype.np)
+            try:
+                array = np.asarray(array, dtype.np)
+            except (TypeError, ValueError):
+                raise ArgumentError(f"input {name!r} of {self.name} is a {type(array).__name__}",
+                                    hint="pass an array or a tensor") from None
         given = as_dtype(array.dtype)
         if given is not dtype:
             raise DTypeError(f"input {name!r} of {self.name} is {given.name}, compiled for "
@@ -110,11 +115,12 @@ class Executable:
 
     def allocate(self, sizes: Sequence[int], torch_like: Any = None) -> list[Any]:
         """Fresh outputs, as torch tensors when the inputs are."""
-        outputs = []
-        for (dtype, _), shape in zip(self.output_types, self._output_shapes, strict=True):
-            concrete = tuple(n(*sizes) for n in shape)
-            outputs.append(empty(concrete, dtype, torch_like))
-        return outputs
+        return [empty(shape, dtype, torch_like) for dtype, shape in self.output_shapes(sizes)]
+
+    def output_shapes(self, sizes: Sequence[int]) -> list[tuple[DType, tuple[int, ...]]]:
+        """The types and shapes of the outputs for some values of the symbolic sizes."""
+        return [(dtype, tuple(n(*sizes) for n in shape)) for (dtype, _), shape in zip(
+            self.output_types, self._output_shapes, strict=True)]
 
     def run_into(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
         """Run on raw addresses of inputs then outputs."""
@@ -133,7 +139,7 @@ class Executable:
 
     def take_arena(self, sizes: Sequence[int] = ()) -> np.ndarray | None:
         """An arena that no other call is using."""
-        size = self._arena_size(*sizes)
+        size = self.arena_size(sizes)
         if size == 0:
             return None
         while self._arenas:
@@ -143,6 +149,14 @@ class Executable:
                 break
             if arena.size >= size:
                 return arena
+        return self.new_arena(size)
+
+    def arena_size(self, sizes: Sequence[int] = ()) -> int:
+        """Bytes for values between kernels, for some values of the symbolic sizes."""
+        return self._arena_size(*sizes)
+
+    def new_arena(self, size: int) -> np.ndarray:
+        """Memory for values between kernels."""
         try:
             return aligned_bytes(size)
         except MemoryError:
@@ -194,8 +208,9 @@ def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:
         import torch
 
         return torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch_like.device)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+    except (MemoryError, RuntimeError, ValueError) as error:
+        words = ("memory", "too big", "overflow", "too large")
+        if not isinstance(error, MemoryError) and not any(w in str(error) for w in words):
             raise
         size = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize
         raise OutOfMemory(f"an output of shape {shape} needs {size / 2**20:.0f} MiB",

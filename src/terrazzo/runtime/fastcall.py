@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from terrazzo.codegen.llvm.program import NUMPY_DATA
-from terrazzo.errors import DeviceError
+from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.graph.trace import pack
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pool
@@ -24,20 +25,20 @@ def is_array(x: Any) -> bool:
 
 
 def key_of(args: Sequence[Any]) -> Hashable:
-    """What an entry depends on: the layout and type of every argument."""
-    parts: list[Any] = []
+    """What an entry depends on: the layout and type of every argument; None for anything else."""
+    key: Hashable = ()
     for a in args:
         kind = type(a)
         if kind is _ndarray:
-            parts += (a.shape, a.strides, a.dtype)
+            key = (key, a.shape, a.strides, a.dtype)
         elif kind in _tensor_types:
-            parts += (a.shape, a.stride(), a.dtype, a.requires_grad and _grad_enabled())
+            key = (key, a.shape, a.stride(), a.dtype, a.requires_grad and _grad_enabled())
         elif hasattr(a, "data_ptr"):
             _tensor_types.add(kind)
             return key_of(args)
         else:
             return None
-    return tuple(parts)
+    return key
 
 
 def _grad_enabled() -> bool:
@@ -52,6 +53,9 @@ def check_devices(arrays: Sequence[Any], name: str) -> None:
         device = getattr(a, "device", None)
         if hasattr(a, "data_ptr") and str(device) != "cpu":
             raise DeviceError(f"{name} got a tensor on {device}", hint="move it with .cpu()")
+        if str(getattr(a, "layout", "torch.strided")) != "torch.strided":
+            raise ArgumentError(f"{name} got a tensor with layout {a.layout}",
+                                hint="make it an ordinary one with .to_dense()")
 
 
 def _numpy_layout_known() -> bool:
@@ -66,15 +70,11 @@ _NUMPY_DIRECT = _numpy_layout_known()
 
 def entry(executable: Any, structure: Any, arrays: Sequence[Any]) -> Callable[..., Any]:
     """A function from a tuple of arguments like `arrays` to the results."""
-    single = structure == 0
-    direct = getattr(executable, "call_numpy", None) is not None and executable.artifact.arena == 0
-    plain_numpy = all(type(a) is _ndarray and a.flags.c_contiguous for a in arrays)
-    if direct and plain_numpy and _NUMPY_DIRECT and single:
-        return _numpy_entry(executable)
-    plain_torch = bool(arrays) and all(
-        hasattr(a, "data_ptr") and a.is_contiguous() for a in arrays)
-    if direct and plain_torch and single:
-        return _torch_entry(executable)
+    direct = getattr(executable, "call_numpy", None) is not None
+    if direct and _NUMPY_DIRECT and all(type(a) is _ndarray for a in arrays):
+        return _direct(executable, structure, arrays, _numpy_ways(executable))
+    if direct and arrays and all(hasattr(a, "data_ptr") for a in arrays):
+        return _direct(executable, structure, arrays, _torch_ways(executable))
 
     def run(args: Sequence[Any]) -> Any:
         return pack(structure, executable.run(args))
@@ -82,57 +82,89 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any]) -> Callable[..
     return run
 
 
+@dataclass(frozen=True)
+class _Ways:
+    """How one kind of array is handled: what native code is given of it, how it is made."""
+
+    native: Callable[..., Any]
+    handle: Callable[[Any], Any] | None  # None: the object itself
+    empty: Callable[..., Any]
+    described: Callable[[Any, tuple[int, ...]], tuple[Any, ...]]  # arguments of `empty`
+    is_contiguous: Callable[[Any], bool]
+    contiguous: Callable[[Any], Any]
+
+
+def _numpy_ways(executable: Any) -> _Ways:
+    return _Ways(executable.call_numpy, None, np.empty, lambda dtype, shape: (shape, dtype.np),
+                 lambda a: a.flags.c_contiguous,
+                 lambda a: np.ascontiguousarray(a).reshape(a.shape))
+
+
+def _torch_ways(executable: Any) -> _Ways:
+    import torch
+
+    def described(dtype: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        kind = getattr(torch, dtype.name)
+        return shape, torch.empty(shape, dtype=kind, device="meta").stride(), kind
+
+    def general(shape: Any, strides: Any, kind: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=kind)
+
+    # What the code of torch.compile calls: half the time of torch.empty's general way.
+    empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None) or general
+    return _Ways(executable.call_pointers, torch.Tensor.data_ptr, empty, described,
+                 torch.Tensor.is_contiguous, torch.Tensor.contiguous)
+
+
 def _threads() -> int:
     pool.sync()
     return thread_count()
 
 
-def _numpy_entry(executable: Any) -> Callable[..., Any]:
-    """One output, no arena, everything contiguous: nothing but an allocation and the call."""
-    native, slow = executable.call_numpy, executable.run
-    dtype, shape = executable.output_types[0][0].np, executable.output_types[0][1]
-    empty = np.empty
+def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
+            ) -> Callable[..., Any]:
+    """Everything that layouts and types decide is decided here, once; a call does the rest."""
+    native, handle, empty, slow = ways.native, ways.handle, ways.empty, executable.run
+    sizes = executable.bind(arrays)
+    outputs = [ways.described(dtype, shape) for dtype, shape in executable.output_shapes(sizes)]
+    crooked = [i for i, a in enumerate(arrays) if not ways.is_contiguous(a)]
+    arena_size = executable.arena_size(sizes)
+    arenas: list[tuple[Any, int]] = []  # free ones; list operations are atomic
     state = [knobs.threads, _threads()]
 
     def run(args: Sequence[Any]) -> Any:
         if knobs.threads != state[0]:
             state[:] = knobs.threads, _threads()
         if knobs.profile:
-            return slow(args)[0]
-        out = empty(shape, dtype)
-        native(*args, out, state[1])
-        return out
+            return pack(structure, slow(args))
+        if crooked:
+            args = [ways.contiguous(a) if i in crooked else a for i, a in enumerate(args)]
+        results = [empty(*o) for o in outputs]
+        given = (*args, *results) if handle is None else [handle(a) for a in (*args, *results)]
+        try:
+            arena = arenas.pop()
+        except IndexError:
+            memory = executable.new_arena(arena_size)
+            arena = memory, memory.ctypes.data
+        native(*given, *sizes, arena[1], state[1])
+        arenas.append(arena)
+        return pack(structure, results)
 
-    return run
+    if structure != 0 or len(outputs) != 1 or crooked or arena_size or sizes:
+        return run
+    (described,) = outputs
 
-
-def _torch_entry(executable: Any) -> Callable[..., Any]:
-    native, slow = executable.call_pointers, executable.run
-    empty, shape, strides, kind = _torch_allocator(*executable.output_types[0])
-    state = [knobs.threads, _threads()]
-
-    def run(args: Sequence[Any]) -> Any:
+    def run_plain(args: Sequence[Any]) -> Any:
+        """The common case, with nothing that it does not need."""
         if knobs.threads != state[0]:
             state[:] = knobs.threads, _threads()
         if knobs.profile:
             return slow(args)[0]
-        out = empty(shape, strides, kind)
-        native(*[a.data_ptr() for a in args], out.data_ptr(), state[1])
+        out = empty(*described)
+        if handle is None:
+            native(*args, out, 0, state[1])
+        else:
+            native(*[a.data_ptr() for a in args], out.data_ptr(), 0, state[1])
         return out
 
-    return run
-
-
-def _torch_allocator(dtype: Any, shape: tuple[int, ...]) -> tuple[Callable[..., Any], Any, Any, Any]:
-    """A function that makes uninitialised tensors, and its arguments for one shape and type."""
-    import torch
-
-    kind = getattr(torch, dtype.name)
-    strides = torch.empty(shape, dtype=kind, device="meta").stride()
-    try:
-        # What the code of torch.compile calls: half the time of torch.empty's general way.
-        from torch._C._dynamo.guards import _empty_strided_cpu
-    except ImportError:
-        def _empty_strided_cpu(shape: Any, strides: Any, kind: Any) -> Any:
-            return torch.empty_strided(shape, strides, dtype=kind)
-    return _empty_strided_cpu, shape, strides, kind
+    return run_plain

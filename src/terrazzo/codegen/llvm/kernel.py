@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import jit
 from terrazzo.codegen.llvm.builder import Builder, Module
-from terrazzo.codegen.llvm.loops import LoopEmitter
+from terrazzo.codegen.llvm.loops import STATUS, LoopEmitter
 from terrazzo.loop.ir import Function
 
 
@@ -24,6 +24,7 @@ def llvm_text(functions: Sequence[Function], chip: ChipSpec) -> str:
 
 def write_function(module: Module, chip: ChipSpec, function: Function) -> None:
     """Write `void name.main(pointers..., sizes..., i64 threads)`."""
+    module.global_(STATUS, "i64", "0", linkage="")
     LoopEmitter(module, chip, function.name).function(function)
 
 

@@ -62,6 +62,7 @@ from terrazzo.scalar import children as scalar_children
 from terrazzo.scalar import walk as walk_scalar
 
 STACK_LIMIT = 32 * 1024  # bytes of one local buffer that may live on the stack
+STATUS = "tz_status"  # a variable of the module: 1 after memory ran out
 CHUNKS_PER_THREAD = 4  # so that uneven chunks balance out; measured on the pool
 
 
@@ -137,22 +138,34 @@ class LoopEmitter:
             self.streamed = False
 
     def reserve(self, stmt: Stmt, scope: Scope) -> list[Val]:
-        """Local buffers are made once a function, not once an iteration."""
-        heap = []
+        """Local buffers are made once a function, not once an iteration, where sizes allow."""
+        heap: list[Val] = []
         for alloc in _allocs(stmt, stop_at_parallel=not self.in_parallel):
             buffer = alloc.buffer
             size = bounds(buffer.size)[1]
-            elem = memory_type(buffer.dtype)
             if size is not None and size * buffer.dtype.itemsize <= STACK_LIMIT:
+                elem = memory_type(buffer.dtype)
                 scope.memory[buffer] = self.b.alloca(f"[{max(size, 1)} x {elem}]")
-            else:
-                env_size = self.index(_upper(buffer.size), scope)
-                total = self.b.mul(self.b.add(env_size, 64), buffer.dtype.itemsize)
-                rounded = self.b.and_(self.b.add(total, 63), -64)
-                pointer = self.b.call("ptr", "aligned_alloc", [const("i64", 64), rounded])
-                scope.memory[buffer] = pointer
-                heap.append(pointer)
+            elif free_vars(_upper(buffer.size)) <= scope.env.keys():
+                scope.memory[buffer] = self.allocate(buffer, scope, heap)
+                heap.append(scope.memory[buffer])
         return heap
+
+    def allocate(self, buffer: Buffer, scope: Scope, held: Sequence[Val]) -> Val:
+        """Memory from the heap; when there is none, the function gives up and says so."""
+        b = self.b
+        count = self.index(_upper(buffer.size), scope)
+        total = b.mul(b.add(count, 64), buffer.dtype.itemsize)
+        pointer = b.call("ptr", "aligned_alloc", [const("i64", 64), b.and_(b.add(total, 63), -64)])
+        failed, fine = b.new_label("failed"), b.new_label("fine")
+        b.cond_br(b.icmp("eq", b.cast("ptrtoint", pointer, "i64"), 0), failed, fine)
+        b.start_block(failed)
+        for other in held:
+            b.call("void", "free", [other])
+        b.store(const("i64", 1), self.module.global_(STATUS, "i64", "0", linkage=""), 8)
+        b.ret()
+        b.start_block(fine)
+        return pointer
 
     # ------------------------------------------------------------ statements
     def stmt(self, stmt: Stmt, scope: Scope) -> None:
@@ -167,7 +180,13 @@ class LoopEmitter:
             self.b.if_(condition, lambda: self.stmt(stmt.then, scope),
                        None if orelse is None else lambda: self.stmt(orelse, scope))
         elif isinstance(stmt, Alloc):
-            self.stmt(stmt.body, scope)
+            if stmt.buffer in scope.memory:
+                self.stmt(stmt.body, scope)
+            else:  # its size is known only here
+                pointer = self.allocate(stmt.buffer, scope, ())
+                inner = Scope(scope.env, {**scope.memory, stmt.buffer: pointer}, scope.lanes)
+                self.stmt(stmt.body, inner)
+                self.b.call("void", "free", [pointer])
         elif isinstance(stmt, Tile):
             self.tile(stmt, scope)
         else:

@@ -41,7 +41,7 @@ def module_text(calls: Sequence[Call], slots: int, constants: int, dims: Sequenc
       inputs and outputs, then the sizes; clock is null or room for a time stamp a kernel and one;
     - `tz_constants`, an array of addresses that the loader fills;
     - `tz_call_pointers` and `tz_call_numpy`: the same run with addresses, or numpy array objects,
-      as direct arguments before arena and threads (only without symbolic sizes).
+      as direct arguments before the sizes, arena and threads (only up to a few).
     """
     module = Module(chip.features)
     for function in dict.fromkeys(c.function for c in calls):
@@ -55,9 +55,10 @@ def module_text(calls: Sequence[Call], slots: int, constants: int, dims: Sequenc
               for i in range(slots + len(dims))]
     b.call("void", "tz_main", [*values, *b.params[1:]])
     b.ret()
-    if not dims and slots <= MOST_ARGUMENTS:
+    if slots + len(dims) <= MOST_ARGUMENTS:
         for name, unwrap in (("tz_call_pointers", False), ("tz_call_numpy", True)):
             params = [("ptr", f"a{i}") for i in range(slots)]
+            params += [("i64", f"d{i}") for i in range(len(dims))]
             b = Builder(module, name, [*params, ("ptr", "arena"), ("i64", "threads")])
             given = b.params[:slots]
             if unwrap:

@@ -1,0 +1,84 @@
+"""Calls go straight to native code whatever the layout, the sizes and the number of results."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo.knobs import knobs
+from terrazzo.runtime import fastcall
+
+
+def test_layouts_have_entries_of_their_own(rng: np.random.Generator) -> None:
+    double = tz.jit(lambda x: x * 2)
+    x = rng.standard_normal((6, 8)).astype(np.float32)
+    for view in (x, x.T, x[::2], x[:, ::-1]):
+        np.testing.assert_array_equal(double(view), view * 2)
+        np.testing.assert_array_equal(double(view), view * 2)
+    assert len(double.entries) == 4
+
+
+def test_values_between_kernels_and_several_results(rng: np.random.Generator) -> None:
+    both = tz.jit(lambda x: (tz.softmax(x, axis=0), tz.max(x, axis=1)))
+    x = rng.standard_normal((40, 30)).astype(np.float32)
+    for _ in range(3):
+        soft, top = both(x)
+        np.testing.assert_allclose(soft.sum(0), 1, rtol=1e-5)
+        np.testing.assert_array_equal(top, x.max(1))
+
+
+def test_sizes_that_vary(rng: np.random.Generator) -> None:
+    soft = tz.jit(lambda x: tz.softmax(x, axis=0))
+    for n in (3, 7, 7, 20, 3):
+        x = rng.standard_normal((n, n + 1)).astype(np.float32)
+        np.testing.assert_allclose(soft(x).sum(0), 1, rtol=1e-5)
+
+
+def test_scalars_do_not_take_the_place_of_arrays() -> None:
+    double = tz.jit(lambda x: x * 2)
+    assert double(np.float32(1.5)) == 3
+    assert fastcall.key_of((np.float32(1),)) is None and fastcall.key_of(()) is not None
+
+
+def test_the_number_of_threads_may_change(rng: np.random.Generator) -> None:
+    soft = tz.jit(lambda x: tz.softmax(x, axis=0))
+    x = rng.standard_normal((300, 300)).astype(np.float32)
+    with knobs.override(threads=1):
+        one = soft(x)
+    with knobs.override(threads=2):
+        np.testing.assert_array_equal(soft(x), one)
+
+
+def test_many_python_threads_share_one_entry(rng: np.random.Generator) -> None:
+    soft = tz.jit(lambda x: tz.softmax(x, axis=0))
+    xs = [rng.standard_normal((50, 60)).astype(np.float32) for _ in range(4)]
+    expected = [soft(x) for x in xs]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for _ in range(50):
+            if not np.array_equal(soft(xs[i]), expected[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.torch
+def test_torch_tensors(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(rng.standard_normal((40, 30)).astype(np.float32))
+    soft, top = tz.jit(lambda x: (tz.softmax(x, axis=0), tz.max(x, axis=1)))(x)
+    torch.testing.assert_close(soft, torch.softmax(x, 0))
+    torch.testing.assert_close(top, x.amax(1))
+    negate = tz.jit(lambda x: -x)
+    for view in (x, x.t(), x[::2], x[:, 3:7]):
+        result = negate(view)
+        assert result.is_contiguous() and torch.equal(result, -view)

@@ -1,0 +1,246 @@
+"""`verify` finds a mistake at any level, and names the level it was made at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo import compiler, error_bounds, samples, verifier
+from terrazzo.codegen.llvm import scalars
+from terrazzo.dtypes import as_dtype, bfloat16, float16, float32, float64, int32
+from terrazzo.errors import ArgumentError, VerifyError
+from terrazzo.graph import fusion
+from terrazzo.graph import rewrite as rewriting
+from terrazzo.graph.ir import TensorType
+from terrazzo.graph.rewrite import P, Wild, rewrite_rule
+from terrazzo.graph.trace import trace
+from terrazzo.loop.ir import For, Function
+from terrazzo.loop.ir import rewrite as rewrite_loops
+
+QUICK: dict[str, Any] = {"dtypes": ["float32"], "kinds": ("random", "odd")}
+
+
+@tz.op(name="test_gelu")
+def gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + tz.tanh(0.79788456 * (x + 0.044715 * x * x * x)))
+
+
+@tz.op(name="test_centred")
+def centred(x: Any) -> Any:
+    return x - tz.mean(x, axis=-1, keepdims=True)
+
+
+def blamed(function: Any, *args: Any, **options: Any) -> VerifyError:
+    with pytest.raises(VerifyError) as caught:
+        tz.verify(function, *args, **{**QUICK, **options})
+    return caught.value
+
+
+# ---------------------------------------------------------------- sound operators pass
+def test_a_sound_operator_passes_with_everything() -> None:
+    report = gelu.verify()
+    assert [row.dtype for row in report.rows] == [*verifier.FLOATS, *verifier.OTHERS]
+    assert set(report.rows[0].kinds) == set(samples.KINDS)
+    assert set(report.rows[1].share) == set(verifier.LEVELS)
+    assert all(0 <= share <= 1 for row in report.rows for share in row.share.values())
+    text = str(report)
+    assert "test_gelu: every level agrees" in text and "bfloat16" in text and "code" in text
+
+
+@pytest.mark.parametrize("function", [
+    tz.softmax, tz.matmul, tz.layer_norm, tz.jit(lambda x, w: x * w), lambda x: tz.sort(x)],
+    ids=["rows", "contraction", "several kernels", "jit", "plain function"])
+def test_shapes_are_found_and_levels_agree(function: Any) -> None:
+    report = tz.verify(function, **QUICK)
+    assert report.rows[0].checked > 100
+
+
+def test_examples_are_tried_as_given() -> None:
+    x, indices = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([2, 0])
+    report = tz.take.verify(x, indices, axis=0, dtypes=["float32"])
+    assert "given" in report.rows[0].kinds
+    assert "symbolic" in report.rows[0].kinds
+
+
+def test_levels_and_types_can_be_chosen() -> None:
+    report = gelu.verify(levels=("graph", "expr"), dtypes=["float16"], kinds=("random",))
+    (row,) = report.rows
+    assert row.dtype == "float16" and set(row.share) == {"graph", "expr"}
+
+
+def test_what_does_not_apply_is_said() -> None:
+    report = tz.bitwise_and.verify(np.ones(3, np.int32), np.ones(3, np.int32))
+    assert report.rows[0].dtype == "int32"
+    with pytest.raises(ArgumentError, match="no inputs could be found that suit"):
+        tz.verify(lambda x: tz.reshape(x, shape=(7, 11)))
+
+
+# ---------------------------------------------------------------- one mistake at each level
+@pytest.fixture
+def wrong_rule() -> Iterator[None]:
+    before = list(rewriting._user_rules)
+    rewrite_rule(P.tanh(Wild("x")), name="tanh is sine")(lambda x: tz.sin(x))
+    yield
+    rewriting._user_rules[:] = before
+
+
+@pytest.mark.usefixtures("wrong_rule")
+def test_a_wrong_rewrite_is_blamed_on_the_graph() -> None:
+    error = blamed(gelu)
+    assert error.level == "graph"
+    assert error.operator is not None and "'tanh is sine' on tanh" in error.operator
+    assert "test_verify.py" in (error.where or "")
+
+
+def test_a_wrong_reference_is_blamed_on_the_graph() -> None:
+    def twice_and_a_bit(x: np.ndarray, *, out: TensorType) -> np.ndarray:
+        return (x * 2.001).astype(out.dtype.np)
+
+    double = tz.ops.define.operator(lambda x: x + x, name="test_double",
+                                    reference=twice_and_a_bit)
+    error = blamed(double)
+    assert error.level == "graph" and "test_double" in (error.operator or "")
+
+
+def test_wrong_fusion_is_blamed_on_the_expression(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = fusion.inline
+
+    def unsound(body: Any, producers: Any) -> Any:
+        result = sound(body, producers)
+        return result * 1.01 if result.dtype.is_float else result
+
+    monkeypatch.setattr(fusion, "inline", unsound)
+    error = blamed(gelu)
+    assert error.level == "expr" and "k_multiply" in (error.operator or "")
+
+
+def test_a_wrong_bound_is_blamed_on_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = compiler.simplify
+
+    def unsound(function: Function) -> Function:
+        def shorten(stmt: Any) -> Any:
+            return replace(stmt, hi=stmt.hi - 1) if isinstance(stmt, For) and (
+                stmt.kind == "vector") else None
+
+        function = sound(function)
+        return replace(function, body=rewrite_loops(function.body, shorten))
+
+    monkeypatch.setattr(compiler, "simplify", unsound)
+    error = blamed(gelu)
+    assert error.level == "loop" and error.index == (7, 15)
+
+
+def test_a_wrong_instruction_is_blamed_on_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scalars._FLOAT, "sub", lambda b, x, y: b.fadd(x, y))
+    error = blamed(centred)
+    assert error.level == "code" and error.got != error.expected
+    message = str(error)
+    assert "test_centred is wrong at level code" in message
+    assert "float32, random inputs f32[8, 16]" in message
+    assert "reproduce with tz.verify(test_centred" in message
+
+
+def test_stores_outside_an_output_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = verifier.Subject._invoke
+
+    def overrun(self: Any, i: int, pointers: Any, dims: Any) -> None:
+        sound(self, i, [*pointers[:-1], pointers[-1] + 4], dims)
+
+    monkeypatch.setattr(verifier.Subject, "_invoke", overrun)
+    assert "writes outside its output" in str(blamed(gelu, levels=("code",)))
+
+
+def test_a_wrong_gradient_is_found() -> None:
+    square = tz.op(lambda x: x * x, name="test_square", grad=lambda node, g: [g * node.inputs[0]])
+    error = blamed(square)
+    assert error.level == "gradient"
+    assert float(error.got) == pytest.approx(float(error.expected) / 2, rel=1e-4)
+
+
+def test_errors_of_the_compiler_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(scalars._FLOAT, "mul")
+    error = blamed(gelu)
+    assert error.level == "code" and "KeyError: 'mul'" in str(error)
+
+
+# ---------------------------------------------------------------- bounds
+def bounds_of(function: Any, *arrays: np.ndarray) -> error_bounds.Bounded:
+    types = [TensorType(a.shape, as_dtype(a.dtype)) for a in arrays]
+    graph = verifier.Subject(trace(function, types, name="bounds")[0]).primitive
+    return error_bounds.run(graph, arrays)[graph.outputs[0]]
+
+
+def test_bounds_are_tight_where_nothing_cancels() -> None:
+    x = np.linspace(1, 2, 9, dtype=np.float32)
+    bounded = bounds_of(lambda x: x * x + x, x)
+    assert (bounded.error <= 4 * float32.eps * bounded.value).all()
+    assert (bounded.error > 0).all()
+
+
+def test_bounds_grow_where_terms_cancel() -> None:
+    x = np.full(4, 3.0, np.float32)
+    bounded = bounds_of(lambda x: (x * 1e8 + 1.0) - x * 1e8, x)
+    assert (bounded.error > 1).all()
+
+
+def test_bounds_of_exact_operators_are_zero() -> None:
+    x = np.linspace(-2, 2, 9, dtype=np.float32)
+    assert not bounds_of(lambda x: tz.maximum(-tz.absolute(x), x), x).error.any()
+    assert not bounds_of(lambda x: tz.sort(x)[::-1], x).error.any()
+    assert not bounds_of(lambda n: n * n + 1, np.arange(5, dtype=np.int32)).error.any()
+
+
+def test_a_decision_on_an_inexact_value_is_left_open() -> None:
+    # 0.1 * 10 may be just below 1 or 1, so its floor may be 0 or 1.
+    x = np.array([0.1, 0.25], np.float32)
+    for decide in (lambda x: tz.floor(x * 10 + 0.0), lambda x: tz.astype(x * 10, dtype="int32"),
+                   lambda x: x * 10 >= 1.0):
+        error = bounds_of(decide, x).error
+        assert error[0] > 0.5 and error[1] == pytest.approx(0, abs=1e-5)
+
+
+def test_overflow_is_expected_of_all_or_left_open() -> None:
+    wide = np.array([3e38, 1.0], np.float32)
+    assert np.isinf(bounds_of(lambda x: x * 10 + 1, wide).value[0])
+    half = np.array([6e4, 1.0], np.float16)
+    assert np.isinf(bounds_of(lambda x: x * 10 / 10, half).error[0])  # a kernel keeps float32
+
+
+@pytest.mark.parametrize("dtype", [float64, float32, float16, bfloat16])
+def test_comparison_knows_the_type(dtype: Any) -> None:
+    exact = error_bounds.Bounded(np.array([1.0, np.nan, np.inf]), np.zeros(3))
+    good = np.array([1.0, np.nan, np.inf]).astype(dtype.np)
+    assert error_bounds.compare(good, exact, dtype).index is None
+    for at, wrong in ((0, 1 + 4 * dtype.eps), (1, 0.0), (2, -np.inf)):
+        bad = good.copy()
+        bad[at] = wrong
+        difference = error_bounds.compare(bad, exact, dtype)
+        assert difference.index == (at,)
+    assert error_bounds.compare(np.array([5]), error_bounds.Bounded(
+        np.array([4]), np.zeros(1)), int32).index == (0,)
+
+
+# ---------------------------------------------------------------- samples
+def test_samples_cover_what_they_promise(rng: np.random.Generator) -> None:
+    example = [np.ones((8, 16), np.float32), np.arange(3)]
+    for kind in samples.KINDS:
+        for sample in samples.samples(example, bfloat16, kind, rng):
+            floats, integers = sample.arrays
+            assert floats.dtype == ml_dtypes.bfloat16 and integers.dtype == np.int64
+            assert set(integers.reshape(-1).tolist()) <= {0, 1, 2}
+            if kind == "one":
+                assert floats.size == 1
+            if kind == "empty":
+                assert 0 in (floats.size, integers.size)
+            if kind == "strided":
+                assert not floats.flags.c_contiguous
+            if kind == "special":
+                assert np.isnan(floats.astype(np.float32)).any()
+    shapes = {s.types for s in samples.samples(example, float32, "symbolic", rng)}
+    assert len(shapes) == 1, "one compilation for all sizes"
