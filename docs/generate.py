@@ -76,7 +76,8 @@ def operators() -> str:
                       key=lambda op: op.name)
         if family in ("user", ""):
             continue
-        lines += [f"## {family}", "", "| operator | meaning | kind | gradient |", "|---|---|---|---|"]
+        lines += [f"## {family}", "", "| operator | meaning | kind | gradient |",
+                  "|---|---|---|---|"]
         for op in rows:
             gradient = ("none" if not op.differentiable else "rule" if op.grad is not None
                         else "body" if op.body is not None else "none")

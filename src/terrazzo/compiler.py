@@ -265,10 +265,10 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None) -> Any:
     """An executable for a graph, from the disk cache when it was compiled before."""
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
+    graph = inlined(graph)  # a composite operator's name does not tell its body
     if needs_host(graph):
         return HostedExecutable(graph, compile_graph)
     chip = chip or host()
-    graph = inlined(graph)  # a composite operator's name does not tell its body
     cache = default_cache()
     key = graph_key(graph, chip)
     stored = cache.get(key)

@@ -1,14 +1,24 @@
-"""Runs graphs with control flow: compiled pieces, and the host between them."""
+"""Graphs with control flow: compiled pieces, and the host between them.
+
+The host decides which branch runs and how often a body does; branches and bodies are compiled like
+any other graph, once, and called the direct way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from terrazzo.graph.evaluate import bind_dims, run_node
+from terrazzo.dtypes import as_dtype
+from terrazzo.graph.evaluate import bind_dims, concrete, run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value
+from terrazzo.index import IndexExpr, Var, free_vars
+from terrazzo.runtime import fastcall
+
+Compile = Callable[[Graph], Any]
+Dims = Mapping[Var, int]
 
 
 def on_host(node: Node) -> bool:
@@ -25,22 +35,19 @@ def needs_host(graph: Graph) -> bool:
 class HostedExecutable:
     """A graph cut at the operators that the host runs; everything between is compiled."""
 
-    def __init__(self, graph: Graph, compile_graph: Callable[[Graph], Any]):
+    def __init__(self, graph: Graph, compile_graph: Compile):
         self.graph, self.name = graph, graph.name
-        self.steps: list[tuple[Any, tuple[Value, ...], tuple[Value, ...]]] = []
         self.compile = compile_graph
-        self._cut()
-
-    def _cut(self) -> None:
-        known: set[Value] = set(self.graph.inputs)
-        pending: list[Value] = []
-        for node in self.graph.nodes:
+        # what runs, the values it takes, the values it gives
+        self.steps: list[tuple[_Step, tuple[Value, ...], tuple[Value, ...]]] = []
+        known: set[Value] = set(graph.inputs)
+        for node in graph.nodes:
             if on_host(node):
-                self._segment([v for v in node.inputs if v is not None], known)
-                self.steps.append((node, tuple(v for v in node.inputs if v is not None),
-                                   node.outputs))
+                inputs = tuple(v for v in node.inputs if v is not None)
+                self._segment(inputs, known)
+                self.steps.append((_host_step(node, compile_graph), inputs, node.outputs))
                 known |= set(node.outputs)
-        self._segment([*pending, *self.graph.outputs], known)
+        self._segment(graph.outputs, known)
 
     def _segment(self, wanted: Sequence[Value], known: set[Value]) -> None:
         """Compile what is needed for some values from those already known."""
@@ -48,37 +55,156 @@ class HostedExecutable:
         if not missing:
             return
         leaves = _leaves(missing, known)
-        stand_ins = {v: Value(v.type, name=v.name or f"v{i}") for i, v in enumerate(leaves)}
-        graph = Graph(f"{self.name}_{len(self.steps)}", tuple(leaves), missing)
-        outputs = _copy(graph, stand_ins)
-        piece = Graph(graph.name, tuple(stand_ins.values()), outputs)
-        self.steps.append((self.compile(piece), tuple(leaves), missing))
+        fresh = {v: Value(v.type, name=v.name or f"v{i}") for i, v in enumerate(leaves)}
+        piece = Graph(f"{self.name}_{len(self.steps)}", tuple(fresh.values()),
+                      _copy(missing, fresh))
+        self.steps.append((_Piece(piece, self.compile), tuple(leaves), missing))
         known |= set(missing)
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """The outputs for the given inputs."""
-        torch_like = next((a for a in arrays if hasattr(a, "data_ptr")), None)
-        host = [a.detach().cpu().numpy() if hasattr(a, "data_ptr") else np.asarray(a)
-                for a in arrays]
+        """The outputs for the given inputs, as torch tensors when any input is one."""
+        host = [to_numpy(a) for a in arrays]
         dims = bind_dims(self.graph, host)
-        memory: dict[Value, Any] = dict(zip(self.graph.inputs, host, strict=True))
+        memory: dict[Value, np.ndarray] = dict(zip(self.graph.inputs, host, strict=True))
         for step, inputs, outputs in self.steps:
-            values = [memory[v] for v in inputs]
-            results = (run_node(step, values, dims) if isinstance(step, Node)
-                       else step.run(values))
+            results = step([memory[v] for v in inputs], dims)
             memory.update(zip(outputs, results, strict=True))
         results = [memory[v] for v in self.graph.outputs]
-        if torch_like is not None:
-            import torch
-
-            return [torch.from_numpy(np.ascontiguousarray(r)) for r in results]
-        return results
+        return list(map(to_torch, results)) if any(map(_is_torch, arrays)) else results
 
     def __call__(self, *arrays: Any) -> Any:
         results = self.run(arrays)
         return results[0] if len(results) == 1 else tuple(results)
 
+    def __repr__(self) -> str:
+        return f"<executable {self.name} with control flow, {len(self.steps)} steps>"
 
+
+# ---------------------------------------------------------------- compiled pieces
+class _Piece:
+    """A graph that is compiled when first run, and for each new layout entered directly."""
+
+    def __init__(self, graph: Graph, compile_graph: Compile):
+        self.graph, self.compile = graph, compile_graph
+        # A size that no input shows cannot be found at run time: such a graph is compiled for
+        # every value of its sizes.
+        shown = {n for v in graph.inputs for n in v.shape if isinstance(n, Var)}
+        self.hidden = sorted(_dims_of(graph) - shown, key=lambda d: d.name)
+        self.executables: dict[tuple[int, ...], Any] = {}
+        self.entries: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, arrays: Sequence[np.ndarray], dims: Dims) -> list[np.ndarray]:
+        sizes = tuple(dims[d] for d in self.hidden)
+        key = (sizes, fastcall.key_of(arrays))
+        entry = self.entries.get(key)
+        if entry is None:
+            if sizes not in self.executables:
+                graph = self.graph if not sizes else _with_sizes(self.graph, dims)
+                self.executables[sizes] = self.compile(graph)
+            structure = list(range(len(self.graph.outputs)))
+            entry = fastcall.entry(self.executables[sizes], structure, arrays)
+            self.entries[key] = entry
+        result: list[np.ndarray] = entry(arrays)
+        return result
+
+
+def _dims_of(graph: Graph) -> set[Var]:
+    """Every symbolic size that a graph mentions."""
+    found: set[Var] = set()
+    for value in (*graph.inputs, *graph.outputs, *(v for n in graph.nodes for v in n.outputs)):
+        found |= {d for n in value.shape for d in free_vars(n)}
+    for node in graph.nodes:
+        for index in _indices(tuple(node.attrs.values())):
+            found |= free_vars(index)
+    return found
+
+
+def _indices(value: Any) -> Iterator[IndexExpr]:
+    if isinstance(value, IndexExpr):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _indices(item)
+
+
+def _with_sizes(graph: Graph, dims: Dims) -> Graph:
+    """A graph with its symbolic sizes made known."""
+    table = {v: Value(_sized(v.type, dims), name=v.name) for v in graph.inputs}
+    for node in graph.nodes:
+        attrs = {k: _with_sizes(v, dims) if isinstance(v, Graph) else concrete(v, dims)
+                 for k, v in node.attrs.items()}
+        fresh = Node(node.op, tuple(None if v is None else table[v] for v in node.inputs), attrs,
+                     tuple(_sized(t, dims) for t in node.types), node.where)
+        table.update(zip(node.outputs, fresh.outputs, strict=True))
+    return Graph(graph.name, tuple(table[v] for v in graph.inputs),
+                 tuple(table[v] for v in graph.outputs))
+
+
+def _sized(type: TensorType, dims: Dims) -> TensorType:
+    return TensorType(concrete(type.shape, dims), type.dtype)
+
+
+# ---------------------------------------------------------------- what the host decides
+_Step = Callable[[Sequence[np.ndarray], Dims], Sequence[np.ndarray]]
+
+
+def _host_step(node: Node, compile_graph: Compile) -> _Step:
+    make = _CONTROL.get(node.op.name)
+    if make is not None:
+        return make(node, compile_graph)
+
+    def by_reference(arrays: Sequence[np.ndarray], dims: Dims) -> Sequence[np.ndarray]:
+        given = iter(arrays)
+        return run_node(node, [None if v is None else next(given) for v in node.inputs], dims)
+
+    return by_reference
+
+
+def _cond(node: Node, compile_graph: Compile) -> _Step:
+    branches = [_Piece(node.attrs[k], compile_graph) for k in ("else_graph", "then_graph")]
+    return lambda arrays, dims: branches[bool(arrays[0])](arrays[1:], dims)
+
+
+def _while_loop(node: Node, compile_graph: Compile) -> _Step:
+    test = _Piece(node.attrs["cond_graph"], compile_graph)
+    body = _Piece(node.attrs["body_graph"], compile_graph)
+    carries = node.attrs["carries"]
+
+    def run(arrays: Sequence[np.ndarray], dims: Dims) -> Sequence[np.ndarray]:
+        state, rest = list(arrays[:carries]), list(arrays[carries:])
+        while bool(test(state + rest, dims)[0]):
+            state = body(state + rest, dims)
+        return state
+
+    return run
+
+
+def _scan(node: Node, compile_graph: Compile) -> _Step:
+    body = _Piece(node.attrs["body"], compile_graph)
+    carries, sequences = node.attrs["carries"], node.attrs["sequences"]
+
+    def run(arrays: Sequence[np.ndarray], dims: Dims) -> Sequence[np.ndarray]:
+        state, xs = list(arrays[:carries]), arrays[carries:carries + sequences]
+        rest = arrays[carries + sequences:]
+        length = concrete(node.attrs["length"], dims)
+        stacked = [np.empty(concrete(t.shape, dims), t.dtype.np) for t in node.types[carries:]]
+        for k in range(length)[::-1 if node.attrs["reverse"] else 1]:
+            # x[k, ...] stays an array where x[k] would become a number.
+            results = body([*state, *(x[k, ...] for x in xs), *rest], dims)
+            state = list(results[:carries])
+            for all_rows, row in zip(stacked, results[carries:], strict=True):
+                all_rows[k] = row
+        return [*state, *stacked]
+
+    return run
+
+
+_CONTROL: dict[str, Callable[[Node, Compile], _Step]] = {
+    "cond": _cond, "while_loop": _while_loop, "scan": _scan,
+}
+
+
+# ---------------------------------------------------------------- cutting
 def _leaves(wanted: Sequence[Value], known: set[Value]) -> list[Value]:
     found: dict[Value, None] = {}
     seen: set[Value] = set()
@@ -95,25 +221,58 @@ def _leaves(wanted: Sequence[Value], known: set[Value]) -> list[Value]:
     return list(found)
 
 
-def _copy(graph: Graph, table: dict[Value, Value]) -> tuple[Value, ...]:
-    """The outputs of a graph whose leaves are replaced."""
-    values = dict(table)
-    stack = list(graph.outputs)
+def _copy(wanted: Sequence[Value], leaves: Mapping[Value, Value]) -> tuple[Value, ...]:
+    """Values computed from other leaves; what lies behind the leaves is cut off."""
+    nodes: dict[Node, None] = {}
+    stack = [(v.node, False) for v in wanted if v not in leaves and v.node is not None]
     while stack:
-        value = stack[-1]
-        if value in values:
-            stack.pop()
+        node, ready = stack.pop()
+        if node in nodes:
             continue
-        node = value.node
-        assert node is not None
-        missing = [v for v in node.inputs if v is not None and v not in values]
-        if missing:
-            stack.extend(missing)
+        if ready:
+            nodes.setdefault(node)
             continue
-        inputs = tuple(None if v is None else values[v] for v in node.inputs)
+        stack.append((node, True))
+        stack.extend((v.node, False) for v in node.inputs
+                     if v is not None and v not in leaves and v.node is not None)
+    table = dict(leaves)
+    for node in nodes:
+        inputs = tuple(None if v is None else table[v] for v in node.inputs)
         fresh = Node(node.op, inputs, node.attrs, node.types, node.where)
-        values.update(zip(node.outputs, fresh.outputs, strict=True))
-    return tuple(values[v] for v in graph.outputs)
+        table.update(zip(node.outputs, fresh.outputs, strict=True))
+    return tuple(table[v] for v in wanted)
 
 
-__all__ = ["HostedExecutable", "TensorType", "needs_host"]
+# ---------------------------------------------------------------- numpy and torch
+def _is_torch(x: Any) -> bool:
+    return hasattr(x, "data_ptr")
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """The same memory as a numpy array, also for types that only ml_dtypes has."""
+    if not _is_torch(x):
+        return np.asarray(x)
+    import torch
+
+    x = x.detach()
+    kind = as_dtype(x.dtype).np
+    try:
+        return x.numpy()
+    except TypeError:
+        bits = {1: torch.uint8, 2: torch.int16}[kind.itemsize]
+        return x.view(bits).numpy().view(kind)
+
+
+def to_torch(x: np.ndarray) -> Any:
+    """The same memory as a torch tensor, also for types that numpy itself has not."""
+    import torch
+
+    x = np.ascontiguousarray(x).reshape(x.shape)
+    try:
+        return torch.from_numpy(x)
+    except TypeError:
+        bits = {1: np.uint8, 2: np.int16}[x.dtype.itemsize]
+        return torch.from_numpy(x.view(bits)).view(getattr(torch, as_dtype(x.dtype).name))
+
+
+__all__ = ["HostedExecutable", "needs_host", "to_numpy", "to_torch"]

@@ -184,8 +184,8 @@ class LoopEmitter:
                 self.stmt(stmt.body, scope)
             else:  # its size is known only here
                 pointer = self.allocate(stmt.buffer, scope, ())
-                inner = Scope(scope.env, {**scope.memory, stmt.buffer: pointer}, scope.lanes)
-                self.stmt(stmt.body, inner)
+                memory = {**scope.memory, stmt.buffer: pointer}
+                self.stmt(stmt.body, Scope(scope.env, memory, scope.lanes))
                 self.b.call("void", "free", [pointer])
         elif isinstance(stmt, Tile):
             self.tile(stmt, scope)
