@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering, compile_graph, level_text
+from terrazzo.compiler import Lowering, compile_graph, graph_text, level_text
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import ArgumentError, DeviceError, ShapeError, TerrazzoError
 from terrazzo.graph import autodiff
@@ -28,50 +28,95 @@ from terrazzo.runtime import fastcall
 from terrazzo.runtime.executable import Executable
 
 _lock = threading.RLock()
+MOST_ENTRIES = 4096  # of one function: sizes may vary without end, and entries are quick to make
 
 
 class Compiled:
-    """A function of tensors, compiled for whatever types it is called with."""
+    """A function of tensors, compiled for whatever types it is called with.
+
+    Arrays, tensors and floats, in any nest of tuples, lists and dicts, are what it computes with;
+    everything else (integers, strings, None) is a part of the program. Of an operator, all that is
+    passed for a tensor is computed with, and all attributes are a part of the program.
+    """
 
     def __init__(self, function: Callable[..., Any], name: str,
                  operator: Operator | None = None):
         self.function, self.name, self.operator = function, name, operator
-        self.entries: dict[Hashable, Callable[..., Any]] = {}
-        self.families: dict[Hashable, _Family] = {}
+        self.tables: dict[Hashable, _Table] = {}
+        self.use_settings()
         functools.update_wrapper(self, function, updated=())
 
+    def use_settings(self) -> None:
+        """Take the table of what was compiled under the settings now in force."""
+        with _lock:
+            table = self.tables.setdefault(knobs.code_key, _Table())
+            # A new tuple at every change of a setting, so one comparison notices them all.
+            self.settings, self.entries, self.families = (
+                knobs.code_key, table.entries, table.families)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.settings is not knobs.code_key:
+            self.use_settings()
         if not kwargs:
             entry = self.entries.get(fastcall.key_of(args))
             if entry is not None:
                 return entry(args)
-        return self.slow(args, kwargs)
+        leaves: list[Any] = []
+        key = self.key(args, kwargs, leaves)
+        entry = None if key is None else self.entries.get(key)
+        return self.slow(args, kwargs, key) if entry is None else entry(leaves)
+
+    def key(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> Hashable:
+        """What an entry for any arguments depends on, and the leaves; None: do not keep one."""
+        try:
+            return (tuple([_key(a, mode, leaves) for a, mode in self.modes(args)]),
+                    tuple([(k, _key(v, self.mode(k), leaves)) for k, v in kwargs.items()]))
+        except _NoKey:
+            return None
 
     # ------------------------------------------------------------ first call
-    def slow(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def slow(self, args: Sequence[Any], kwargs: dict[str, Any], key: Hashable) -> Any:
         """Find out what the arguments are, compile if need be, run."""
         leaves, rebuild = self.arguments(args, kwargs)
         if any(isinstance(leaf, Value) for leaf in leaves):
             return rebuild.call(leaves)
-        family = self.family(leaves, rebuild)
-        entry = family.entry(leaves)
-        key = None if kwargs else fastcall.key_of(args)
-        if key is not None:
-            with _lock:
-                self.entries[key] = entry
+        entry = self.family(leaves, rebuild).entry(leaves)
+        flat = None if kwargs else fastcall.key_of(args)
+        if len(self.entries) >= MOST_ENTRIES:
+            self.entries.clear()
+        if flat is not None:
+            self.entries[flat] = entry
+        elif key is not None:
+            self.entries[key] = _with_numbers(entry, leaves, args, kwargs, self)
         return entry(leaves)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]
                   ) -> tuple[list[Any], _Rebuild]:
         """Tensors among the arguments, and how to call the function with others in their place."""
         if self.operator is not None:
-            tensors, attrs = self.operator.bind(args, kwargs)
-            present = [t is not None for t in tensors]
-            leaves = _as_arrays([t for t in tensors if t is not None])
-            return leaves, _Rebuild(self.function, tuple(present), attrs)
-        leaves = []
-        structure = _flatten((tuple(args), kwargs), leaves)
-        return _as_arrays(leaves), _Rebuild(self.function, structure, None)
+            self.operator.bind(args, kwargs)  # says what is wrong with the arguments, if anything
+        leaves: list[Any] = []
+        structure = (tuple(_flatten(a, mode, leaves) for a, mode in self.modes(args)),
+                     tuple((k, _flatten(v, self.mode(k), leaves)) for k, v in kwargs.items()))
+        return _as_arrays(leaves), _Rebuild(self.function, structure)
+
+    def modes(self, args: Sequence[Any]) -> Iterable[tuple[Any, str]]:
+        """Every positional argument with what it may hold: anything, tensors, or an attribute."""
+        op = self.operator
+        if op is None:
+            return [(a, "any") for a in args]
+        if op.variadic:
+            listed = bool(args) and isinstance(args[0], (list, tuple))
+            return [(a, "attribute" if listed and i else "tensors") for i, a in enumerate(args)]
+        count = len(op.tensor_params)
+        return [(a, "tensor" if i < count else "attribute") for i, a in enumerate(args)]
+
+    def mode(self, keyword: str) -> str:
+        """The same for a keyword argument."""
+        op = self.operator
+        if op is None:
+            return "any"
+        return "tensor" if any(p.name == keyword for p in op.tensor_params) else "attribute"
 
     def family(self, leaves: Sequence[Any], rebuild: _Rebuild) -> _Family:
         key = (rebuild.key(), tuple((len(a.shape), str(a.dtype)) for a in leaves))
@@ -87,27 +132,34 @@ class Compiled:
         return _trace(rebuild, self.name, [_type_of(a) for a in leaves])[0]
 
     def executable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The executable for arguments like these."""
+        """The executable for arguments like these, in contiguous memory."""
         leaves, rebuild = self.arguments(args, kwargs)
-        return self.family(leaves, rebuild).static(leaves)[0]
+        return self.family(leaves, rebuild).static(leaves, by_strides=False)[0]
+
+
+class _Table:
+    """What was compiled under one choice of settings."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Hashable, Callable[..., Any]] = {}
+        self.families: dict[Hashable, _Family] = {}
 
 
 class _Rebuild:
     """How to call a traced function with values in place of its tensor arguments."""
 
-    def __init__(self, function: Callable[..., Any], structure: Any, attrs: Any):
-        self.function, self.structure, self.attrs = function, structure, attrs
+    def __init__(self, function: Callable[..., Any], structure: Any):
+        self.function, self.structure = function, structure
 
     def key(self) -> Hashable:
-        return (_frozen(self.structure), _frozen(self.attrs))
+        args, kwargs = self.structure
+        return (tuple(map(_frozen, args)), tuple((k, _frozen(v)) for k, v in kwargs))
 
     def call(self, values: Sequence[Any]) -> Any:
-        if self.attrs is None:
-            args, kwargs = _unflatten(self.structure, iter(values))
-            return self.function(*args, **kwargs)
+        args, kwargs = self.structure
         given = iter(values)
-        tensors = [next(given) if here else None for here in self.structure]
-        return self.function(*tensors, **self.attrs)
+        return self.function(*[_unflatten(a, given) for a in args],
+                             **{k: _unflatten(v, given) for k, v in kwargs})
 
 
 class _Family:
@@ -115,47 +167,58 @@ class _Family:
 
     def __init__(self, name: str, rebuild: _Rebuild):
         self.name, self.rebuild = name, rebuild
+        self.lock = threading.RLock()
         self.executables: dict[Hashable, tuple[Any, Any]] = {}
-        self.seen: list[tuple[tuple[int, ...], ...]] = []
+        self.first: tuple[tuple[int, ...], ...] | None = None
         self.varying: set[tuple[int, int]] = set()
+        self.classes: dict[tuple[int, int], int] = {}  # sizes equal in every call share a number
 
     def entry(self, leaves: Sequence[Any]) -> Callable[..., Any]:
-        with _lock:
-            fastcall.check_devices(leaves, self.name)
+        fastcall.check_devices(leaves, self.name)
+        with self.lock:  # two threads that need the same code wait for one of them
             executable, structure = self.find(leaves)
-        plain = fastcall.entry(executable, structure, leaves)
-        if any(getattr(a, "requires_grad", False) for a in leaves):
-            from terrazzo.torch_autograd import differentiable
+        if any(map(fastcall.wants_gradient, leaves)):
+            flat = fastcall.entry(executable, list(range(len(executable.output_types))), leaves)
+            return self.differentiable.entry(flat, structure)
+        return fastcall.entry(executable, structure, leaves)
 
-            return differentiable(self.name, self.rebuild.call, plain, len(leaves))
-        return plain
+    @functools.cached_property
+    def differentiable(self) -> Any:
+        from terrazzo.torch_autograd import Differentiable
+
+        return Differentiable(self.name, self.rebuild.call)
 
     def find(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
         shapes = tuple(tuple(a.shape) for a in leaves)
-        if knobs.dynamic != "never" and shapes not in self.executables:
+        if knobs.dynamic != "never":
             self.note(shapes)
-            if self.varying:
+            if self.varying and (shapes != self.first or knobs.dynamic == "always"):
                 found = self.dynamic(leaves, shapes)
                 if found is not None:
                     return found
         return self.static(leaves)
 
     def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
-        """Which sizes differ from call to call. Sizes 0 and 1 mean something of their own."""
+        """Which sizes differ from call to call, and which were always equal to each other."""
+        places = {(i, d): n for i, shape in enumerate(shapes) for d, n in enumerate(shape)}
+        if self.first is None:
+            self.first = shapes
         if knobs.dynamic == "always":
-            self.varying = {(i, d) for i, s in enumerate(shapes) for d in range(len(s))}
-        for old in self.seen[:1]:
-            for i, (a, b) in enumerate(zip(old, shapes, strict=True)):
-                self.varying |= {(i, d) for d in range(len(a)) if a[d] != b[d]}
-        self.seen.append(shapes)
+            self.varying = set(places)
+        self.varying |= {(i, d) for (i, d), n in places.items() if self.first[i][d] != n}
+        numbers: dict[tuple[int, int], int] = {}
+        self.classes = {place: numbers.setdefault((self.classes.get(place, 0), n), len(numbers))
+                        for place, n in places.items()}
 
-    def static(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
-        """Compiled for exactly these sizes."""
-        key = tuple(tuple(a.shape) for a in leaves)
-        if key not in self.executables:
-            graph, structure = _trace(self.rebuild, self.name, [_type_of(a) for a in leaves])
-            self.executables[key] = (compile_graph(graph), structure)
-        return self.executables[key]
+    def static(self, leaves: Sequence[Any], by_strides: bool = True) -> tuple[Any, Any]:
+        """Compiled for exactly these sizes, and for their strides where those may stay."""
+        strides = tuple(fastcall.strides_of(a) if by_strides else None for a in leaves)
+        key = (tuple(tuple(a.shape) for a in leaves), strides)
+        with self.lock:
+            if key not in self.executables:
+                graph, structure = _trace(self.rebuild, self.name, [_type_of(a) for a in leaves])
+                self.executables[key] = (compile_graph(graph, strides=strides), structure)
+            return self.executables[key]
 
     def dynamic(self, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]
                 ) -> tuple[Any, Any] | None:
@@ -165,12 +228,10 @@ class _Family:
         for i, shape in enumerate(shapes):
             dims: list[Index] = []
             for d, n in enumerate(shape):
-                if (i, d) not in self.varying or n < 2:
+                if (i, d) not in self.varying or n < 2:  # 0 and 1 mean something of their own
                     dims.append(n)
                     continue
-                # Sizes that were equal in every call so far are one size.
-                history = (n, *(old[i][d] for old in self.seen))
-                dims.append(names.setdefault(history, Var(f"n{len(names)}", 0)))
+                dims.append(names.setdefault(self.classes[i, d], Var(f"n{len(names)}", 0)))
             pattern.append(tuple(dims))
         key = ("dynamic", tuple(pattern))
         if key not in self.executables:
@@ -189,6 +250,9 @@ def _trace(rebuild: _Rebuild, name: str, types: Sequence[TensorType]) -> tuple[G
 
 
 # ---------------------------------------------------------------- arguments
+_NUMBERS = (bool, int, float, complex)
+
+
 def _dtype(x: Any) -> DType:
     return as_dtype(x.dtype)
 
@@ -202,10 +266,12 @@ def _as_arrays(leaves: Sequence[Any]) -> list[Any]:
     types = [_dtype(a) for a in leaves if fastcall.is_array(a) or isinstance(a, Value)]
     result = []
     for leaf in leaves:
-        if fastcall.is_array(leaf) or isinstance(leaf, Value):
+        if isinstance(leaf, np.generic):
+            result.append(np.asarray(leaf))
+        elif fastcall.is_array(leaf) or isinstance(leaf, Value):
             result.append(leaf)
-        elif isinstance(leaf, (bool, int, float, complex)):
-            result.append(np.asarray(leaf, result_type(leaf, *types).np))
+        elif isinstance(leaf, _NUMBERS):
+            result.append(_number(leaf, result_type(leaf, *types)))
         else:
             try:
                 array = np.asarray(leaf)
@@ -221,41 +287,109 @@ def _as_arrays(leaves: Sequence[Any]) -> list[Any]:
     return result
 
 
-def _flatten(tree: Any, leaves: list[Any]) -> Any:
-    if isinstance(tree, tuple):
-        return ("tuple", tuple(_flatten(t, leaves) for t in tree))
-    if isinstance(tree, list):
-        return ("list", tuple(_flatten(t, leaves) for t in tree))
-    if isinstance(tree, dict):
-        return ("dict", tuple((k, _flatten(v, leaves)) for k, v in tree.items()))
-    if fastcall.is_array(tree) or isinstance(tree, (Value, float, complex)):
-        leaves.append(tree)
+def _number(number: Any, dtype: DType) -> np.ndarray:
+    try:
+        return np.asarray(number, dtype.np)
+    except OverflowError:
+        raise ArgumentError(f"the number {number} does not fit into {dtype.name}",
+                            hint=f"pass it as an array of a wider type than {dtype.name}"
+                            ) from None
+
+
+def _with_numbers(entry: Callable[..., Any], arrays: Sequence[Any], args: Sequence[Any],
+                  kwargs: dict[str, Any], function: Compiled) -> Callable[..., Any]:
+    """The entry for leaves among which are numbers, which go in as arrays of these types."""
+    leaves: list[Any] = []
+    function.key(args, kwargs, leaves)
+    numbers = [(i, _dtype(a)) for i, (leaf, a) in enumerate(zip(leaves, arrays, strict=True))
+               if leaf is not a]
+    if not numbers:
+        return entry
+
+    def run(leaves: list[Any]) -> Any:
+        for i, dtype in numbers:
+            leaves[i] = _number(leaves[i], dtype)
+        return entry(leaves)
+
+    return run
+
+
+class _NoKey(Exception):
+    """These arguments have no key that a later call could have again."""
+
+
+def _key(x: Any, mode: str, leaves: list[Any]) -> Hashable:
+    """What a compiled entry depends on of one argument; its leaves are collected."""
+    kind = type(x)
+    layout = fastcall.layout_of(x)
+    if layout is not None and mode != "attribute":
+        leaves.append(x)
+        return layout
+    if kind is float or kind is complex or kind is int or kind is bool:
+        if mode in ("tensor", "tensors") or (mode == "any" and kind in (float, complex)):
+            leaves.append(x)
+            return kind
+        # Zeros of either sign are equal, and a NaN is not even equal to itself.
+        return (kind, repr(x)) if kind is float or kind is complex else (kind, x)
+    if (kind is tuple or kind is list) and mode != "tensor":
+        return (kind, *[_key(item, mode, leaves) for item in x])
+    if kind is dict and mode == "any":
+        return (kind, *[(k, _key(v, mode, leaves)) for k, v in x.items()])
+    if x is None or kind is str or isinstance(x, DType):
+        return x
+    raise _NoKey
+
+
+def _flatten(x: Any, mode: str, leaves: list[Any]) -> Any:
+    """The nesting of an argument, with its leaves collected and all else in place."""
+    if mode == "tensor":
+        leaf = x is not None
+    else:
+        leaf = mode != "attribute" and (
+            fastcall.is_array(x) or isinstance(x, (Value, float, complex))
+            or (mode == "tensors" and isinstance(x, _NUMBERS)))
+    if leaf:
+        leaves.append(x)
         return ("leaf", None)
-    return ("static", tree)
+    if isinstance(x, (tuple, list)):
+        return (type(x), tuple(_flatten(item, mode, leaves) for item in x))
+    if isinstance(x, dict) and mode == "any":
+        return (dict, tuple((k, _flatten(v, mode, leaves)) for k, v in x.items()))
+    return ("static", x)
 
 
-def _unflatten(structure: Any, leaves: Any) -> Any:
+def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     kind, content = structure
     if kind == "leaf":
         return next(leaves)
     if kind == "static":
         return content
-    if kind == "dict":
+    if kind is dict:
         return {k: _unflatten(v, leaves) for k, v in content}
     items = [_unflatten(c, leaves) for c in content]
-    return tuple(items) if kind == "tuple" else items
+    return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, dict):
-        return tuple((k, _frozen(v)) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(v) for v in value)
+def _frozen(structure: Any) -> Hashable:
+    """A structure that can be a key: plain data by value, graphs and arrays by their content."""
+    kind, content = structure
+    if kind == "leaf":
+        return None
+    if kind is dict:
+        return (kind, *((k, _frozen(v)) for k, v in content))
+    if kind != "static":
+        return (kind, *map(_frozen, content))
+    if isinstance(content, Graph):
+        return graph_text(content)
+    if isinstance(content, np.ndarray):
+        return (content.shape, str(content.dtype), content.tobytes())
+    if isinstance(content, (float, complex)):
+        return (type(content), repr(content))
     try:
-        hash(value)
+        hash(content)
     except TypeError:
-        return (type(value).__name__, id(value))
-    return (type(value).__name__, value)
+        return (type(content), id(content))  # the structure keeps it alive
+    return (type(content), content)
 
 
 # ---------------------------------------------------------------- the public functions
@@ -268,7 +402,7 @@ def compiled(op: Operator) -> Compiled:
     if found is None:
         with _lock:
             found = _compiled.setdefault(op, Compiled(
-                lambda *tensors, **attrs: apply(op, tensors, attrs), op.name, op))
+                lambda *args, **kwargs: apply(op, *op.bind(args, kwargs)), op.name, op))
     return found
 
 

@@ -20,7 +20,7 @@ from terrazzo.codegen.llvm.program import Argument, Call, module_text
 from terrazzo.expr.ir import Program
 from terrazzo.expr.lower import lower
 from terrazzo.expr.schedule import Schedule
-from terrazzo.graph.fusion import Fused, Group, fuse
+from terrazzo.graph.fusion import Fused, Group, fuse, takes_strides
 from terrazzo.graph.ir import Graph, Node
 from terrazzo.graph.passes import canonicalize, inline_composites
 from terrazzo.graph.rewrite import Applied
@@ -28,7 +28,7 @@ from terrazzo.index import Index, Var
 from terrazzo.knobs import knobs
 from terrazzo.loop.ir import Buffer, Function
 from terrazzo.loop.simplify import simplify
-from terrazzo.runtime.artifact import Artifact, aligned_bytes, pack, unpack
+from terrazzo.runtime.artifact import Artifact, Strides, aligned_bytes, pack, unpack
 from terrazzo.runtime.cache import default_cache, make_key
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.plan import MemoryPlan, plan_memory
@@ -42,6 +42,7 @@ class Lowering:
 
     source: Graph
     chip: ChipSpec
+    strides: Strides = ()  # of inputs that are not row major, in elements
 
     @cached_property
     def _canonical(self) -> tuple[Graph, list[Applied]]:
@@ -62,7 +63,15 @@ class Lowering:
     @cached_property
     def fused(self) -> Fused:
         """L2: the graph divided into programs."""
-        return fuse(self.graph)
+        return fuse(self.graph, strides={v: s for v, s in zip(
+            self.graph.inputs, self.input_strides, strict=True) if s is not None})
+
+    @cached_property
+    def input_strides(self) -> Strides:
+        """Strides of the inputs that may keep them; the others have to come row major."""
+        given = self.strides or (None,) * len(self.graph.inputs)
+        return tuple(s if s is not None and takes_strides(self.graph, v) else None
+                     for v, s in zip(self.graph.inputs, given, strict=True))
 
     @cached_property
     def scheduled(self) -> list[tuple[Program, Schedule | None]]:
@@ -134,7 +143,7 @@ class Lowering:
                   for f in functions),
             tuple(sorted(self.chip.features)), self.chip.llvm_triple,
             jit.compile_object(self.llvm, self.chip),
-            tuple(_aligned(c) for c in self.fused.constants.values()))
+            tuple(_aligned(c) for c in self.fused.constants.values()), self.input_strides)
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
@@ -242,9 +251,10 @@ def _source_stamp() -> str:
     return digest.hexdigest()
 
 
-def graph_key(graph: Graph, chip: ChipSpec) -> str:
+def graph_key(graph: Graph, chip: ChipSpec, strides: Strides = ()) -> str:
     """What a compiled graph depends on, as a cache key."""
-    return make_key(_source_stamp(), str(knobs.code_key), graph_text(graph), chip=chip)
+    return make_key(_source_stamp(), str(knobs.code_key), graph_text(graph), str(strides),
+                    chip=chip)
 
 
 def graph_text(graph: Graph) -> str:
@@ -261,8 +271,12 @@ def graph_text(graph: Graph) -> str:
     return "\n".join(parts)
 
 
-def compile_graph(graph: Graph, chip: ChipSpec | None = None) -> Any:
-    """An executable for a graph, from the disk cache when it was compiled before."""
+def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides = ()) -> Any:
+    """An executable for a graph, from the disk cache when it was compiled before.
+
+    `strides` are those of inputs that are not row major, in elements, None for the others. Which
+    of them the executable takes is for it to say; the rest must be made row major.
+    """
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
     graph = inlined(graph)  # a composite operator's name does not tell its body
@@ -270,11 +284,11 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None) -> Any:
         return HostedExecutable(graph, compile_graph)
     chip = chip or host()
     cache = default_cache()
-    key = graph_key(graph, chip)
+    key = graph_key(graph, chip, strides)
     stored = cache.get(key)
     if stored is not None:
         return Executable(unpack(stored))
-    lowering = Lowering(graph, chip)
+    lowering = Lowering(graph, chip, strides)
     _dump(lowering)
     artifact = lowering.artifact()
     cache.put(key, pack(artifact))

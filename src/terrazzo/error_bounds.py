@@ -134,6 +134,8 @@ def _settled(value: np.ndarray, error: np.ndarray, dtype: DType, name: str) -> B
     if ulps:
         size = np.where(np.isfinite(value), np.abs(value), 0.0)
         error = error + ulps * dtype.eps * size + smallest(dtype)
+    if name == "sigmoid":  # 1 / (1 + exp(-x)): the denominator overflows before the result is 0
+        error = error + float(ml_dtypes.finfo(dtype.compute.np).smallest_normal)
     return Bounded(value, error)
 
 
@@ -141,19 +143,11 @@ def _stored(bounded: Bounded, dtype: DType) -> Bounded:
     """A value as its consumers see it: where its type may have overflowed, nothing is known."""
     if not dtype.is_float:
         return bounded
+    # A kernel need not store what is between its operators: half types are float32 there, and
+    # a product that is added to something is not even rounded to float32 (fused multiply-add).
     value, error = bounded.value, bounded.error
-    reach = np.abs(value) + error
-    finite = np.isfinite(value)
-    over = finite & (reach > dtype.max)
-    if not over.any():
-        return bounded
-    # float32 and float64 overflow wherever they are computed; half types do only where a level
-    # stores them, and a fused kernel keeps float32 inside.
-    surely = finite & (np.abs(value) - error > dtype.max * (1 + dtype.eps))
-    if dtype.compute is not dtype:
-        surely = np.zeros_like(surely)
-    value = np.where(surely, np.copysign(np.inf, value), value)
-    return Bounded(value, np.where(surely, 0.0, np.where(over, np.inf, error)))
+    over = np.isfinite(value) & (np.abs(value) + error > dtype.max)
+    return Bounded(value, np.where(over, np.inf, error)) if over.any() else bounded
 
 
 def smallest(dtype: DType) -> float:
@@ -214,8 +208,16 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
             moved = b.value + sign * np.where(unknown, 0.0, b.error)
             (other,) = _run(node, [*arrays[:i], moved, *arrays[i + 1:]], dims)
             sides.append(_deviation(other, value))
-        error = error + np.maximum(*sides) + np.where(unknown, np.inf, 0.0)
+        period = _period(node.op.name, arrays)
+        error = error + np.maximum(*sides) + np.where(unknown | (b.error > period), np.inf, 0.0)
     return [error]
+
+
+def _period(name: str, arrays: Sequence[np.ndarray]) -> Any:
+    """How far an argument may move before a function that swings tells nothing any more."""
+    if name in ("sin", "cos", "tan", *_BACKWARD_STABLE):
+        return 0.1
+    return 0.5 * np.abs(_wide(arrays[1])) if name in ("remainder", "fmod") else np.inf
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

@@ -6,45 +6,76 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from terrazzo.graph.autodiff import vjp_function
+from terrazzo.graph.ir import Value
+from terrazzo.graph.trace import pack
 
 
-def differentiable(name: str, function: Callable[[Sequence[Any]], Any],
-                   forward: Callable[[Sequence[Any]], Any], count: int) -> Callable[..., Any]:
-    """`forward` with a backward pass: the compiled vector-Jacobian product of `function`.
+class Differentiable:
+    """A function with a backward pass: the compiled vector-Jacobian product of the function.
 
     The backward pass is itself a compiled function of tensors, so it can be differentiated again.
     """
+
+    def __init__(self, name: str, function: Callable[[Sequence[Any]], Any]):
+        self.name, self.function = name, function
+        self.backward_of: dict[tuple[int, ...], Callable[..., Any]] = {}
+        self.apply = _autograd_function(self)
+
+    def entry(self, forward: Callable[[Sequence[Any]], Any], structure: Any
+              ) -> Callable[[Sequence[Any]], Any]:
+        """`forward`, which answers a flat list, in torch's graph and with its results packed."""
+        from terrazzo.runtime.hosted import to_torch
+
+        apply = self.apply
+
+        def run(leaves: Sequence[Any]) -> Any:
+            tensors = [a if hasattr(a, "data_ptr") else to_torch(a) for a in leaves]
+            return pack(structure, apply(forward, *tensors))
+
+        return run
+
+    def backward(self, wanted: tuple[int, ...]) -> Callable[..., Any]:
+        """The compiled gradients by the inputs `wanted`, given weights of the float results."""
+        if wanted not in self.backward_of:
+            from terrazzo.api import Compiled
+
+            self.backward_of[wanted] = Compiled(vjp_function(self.floats, wanted),
+                                                f"{self.name}_backward")
+        return self.backward_of[wanted]
+
+    def floats(self, *values: Value) -> tuple[Value, ...]:
+        """The results that small changes make sense for."""
+        return tuple(v for v in _leaves(self.function(values)) if v.dtype.is_float)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for item in tree.values() for leaf in _leaves(item)]
+    if isinstance(tree, (tuple, list)):
+        return [leaf for item in tree for leaf in _leaves(item)]
+    return [tree]
+
+
+def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
     import torch
 
-    from terrazzo.api import Compiled
-
-    backward_of: dict[tuple[int, ...], Compiled] = {}
-
-    def backward_for(wanted: tuple[int, ...]) -> Compiled:
-        if wanted not in backward_of:
-            traced = vjp_function(lambda *xs: function(xs), wanted)
-            backward_of[wanted] = Compiled(traced, f"{name}_backward")
-        return backward_of[wanted]
-
-    class Differentiable(torch.autograd.Function):
+    class Function(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *tensors: Any) -> Any:
+        def forward(ctx: Any, forward: Callable[..., Any], *tensors: Any) -> Any:
             ctx.save_for_backward(*tensors)
-            result = forward([t.detach() for t in tensors])
-            ctx.several = isinstance(result, (tuple, list))
-            return tuple(result) if ctx.several else result
+            results = forward(tensors)
+            ctx.floats = [r.is_floating_point() for r in results]
+            ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point()))
+            return tuple(results)
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
             tensors = ctx.saved_tensors
-            wanted = tuple(i for i in range(count)
-                           if ctx.needs_input_grad[i] and tensors[i].is_floating_point())
-            if not wanted:
-                return (None,) * count
-            cotangents = tuple(g.contiguous() for g in grads)
-            found = backward_for(wanted)(*tensors, cotangents if ctx.several else cotangents[0])
-            found = found if isinstance(found, (tuple, list)) else (found,)
-            table = dict(zip(wanted, found, strict=True))
-            return tuple(table.get(i) for i in range(count))
+            wanted = tuple(i for i, t in enumerate(tensors)
+                           if ctx.needs_input_grad[i + 1] and t.is_floating_point())
+            weights = tuple(g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float)
+            found = dict(zip(wanted, owner.backward(wanted)(*tensors, weights), strict=True))
+            return None, *(found.get(i) for i in range(len(tensors)))
 
-    return lambda args: Differentiable.apply(*args)
+    apply: Callable[..., Any] = Function.apply
+    return apply

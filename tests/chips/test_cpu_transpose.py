@@ -16,7 +16,7 @@ def loop_text(function: object, *arrays: np.ndarray) -> str:
     return lower(tz.jit(function).graph(arrays, {}), "loop")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (5, 17), (130, 67), (4, 1000), (1000, 4)])
+@pytest.mark.parametrize("shape", [(64, 64), (5, 17), (130, 67), (3, 1000), (1000, 2)])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8"])
 def test_matrices(shape: tuple[int, int], dtype: str, rng: np.random.Generator) -> None:
     x = rng.integers(-9, 9, shape).astype(dtype)
@@ -59,5 +59,5 @@ def test_which_programs_are_tiled(rng: np.random.Generator) -> None:
     assert "transposed_copy" in loop_text(lambda x: tz.transpose(x), x)
     assert "transposed_copy" in loop_text(lambda x, y: tz.transpose(x) * y, x, x)
     assert "transposed_copy" not in loop_text(lambda x: x + 1, x)
-    thin = np.zeros((64, 2), np.float32)
+    thin = np.zeros((64, 1), np.float32)
     assert "transposed_copy" not in loop_text(lambda x: tz.transpose(x), thin)

@@ -57,3 +57,26 @@ def test_streams_only_where_rows_are_aligned(chip: ChipSpec) -> None:
         target[:] = 0
         kernel([target.ctypes.data, source.ctypes.data], [], 1)
         np.testing.assert_array_equal(target.reshape(64, 64), source.reshape(64, 64).T)
+
+
+@pytest.mark.parametrize("few", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [float32, int8], ids=lambda d: d.name)
+@pytest.mark.parametrize("apart", [False, True])
+def test_few_dense_columns(chip: ChipSpec, few: int, dtype: DType, apart: bool,
+                           rng: np.random.Generator) -> None:
+    count = Var("count", 0)
+    d, s = Buffer("D", dtype, 400), Buffer("S", dtype, 400)
+    body = (transposed_copy(d, 0, s, 0, few, count, 100, few) if apart else
+            transposed_copy(d, 0, s, 0, count, few, few, 100))
+    kernel = compile_function(Function("turn", (d, s), (count,), body), chip,
+                              dict(pool.symbols()))
+    for n in (0, 1, 16, 17, 99):
+        source = rng.integers(-99, 99, 400).astype(dtype.np)
+        target = np.zeros(400, dtype.np)
+        kernel([target.ctypes.data, source.ctypes.data], [n], 1)
+        if apart:
+            got, want = target.reshape(-1, 100)[:few, :n], source[:n * few].reshape(n, few).T
+        else:
+            got, want = target[:n * few].reshape(n, few), source.reshape(-1, 100)[:few, :n].T
+        np.testing.assert_array_equal(got, want)
+        assert np.count_nonzero(target) == np.count_nonzero(want)

@@ -131,3 +131,14 @@ def test_arrays_that_do_not_fit_a_kernel() -> None:
             hint="ascontiguousarray")
     refuses(lambda: te.build(s, [a, b], target="fpga"), ArgumentError, "no target 'fpga'",
             hint="cpu")
+
+
+# ---------------------------------------------------------------- size of a program
+def test_a_long_chain_of_operators_is_no_deep_recursion() -> None:
+    def chain(x: Any) -> Any:
+        for _ in range(300):
+            x = x * 0.5 + 1.0
+        return x
+
+    result = tz.jit(chain)(np.zeros(4, np.float32))
+    np.testing.assert_array_equal(result, np.full(4, 2.0, np.float32))

@@ -33,7 +33,7 @@ def choose(flag: Any, x: Any) -> Any:
 
 def halve(x: Any) -> Any:
     """Halve until the largest is below one; count the steps."""
-    return tz.while_loop(lambda s: tz.max(tz.abs(s[1])) >= 1.0,
+    return tz.while_loop(lambda s: tz.max(tz.absolute(s[1])) >= 1.0,
                          lambda s: (s[0] + 1, s[1] * 0.5), (0, x))
 
 

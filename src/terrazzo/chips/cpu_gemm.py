@@ -67,6 +67,9 @@ _DOT_BLOCK = 64  # columns of a task of inner products
 _DOT_ROWS = 12  # up to here inner products beat transposing B into panels
 _DIRECT_ROWS = {32: 12, 16: 6}  # up to here B is read where it lies
 _DIRECT_VECTORS = 8
+_STRIP_ROWS = 2  # up to here a task reads B in strips: a few rows of B, many columns
+_STRIP_DEPTH = 64
+_STRIP_COLUMNS = 1024
 _PANEL_ROWS = 256  # up to here each task packs its panel for all rows
 _PIECE_DEPTH = 512  # steps of k in a piece; 256 to 1024 differ little
 _GROUP_COLUMNS = 1024  # columns of a task with packed blocks of A
@@ -75,6 +78,7 @@ _TASKS_PER_CORE = 4
 _TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
 _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 
+AHEAD = 0
 Values = Mapping[Var, Index]
 
 
@@ -137,6 +141,8 @@ class _Gemm:
         # A piece of a panel takes an eighth of the second-level cache, a block of A about a half.
         deepest = chip.l2_bytes // 8 // (self.nr * self.wide.itemsize)
         self.kc_most = max(64, min(_PIECE_DEPTH, deepest))
+        if self.reads_strips():
+            self.kc_most = _STRIP_DEPTH
         self.k_passes: Index = maximum(ceildiv(self.k, self.kc_most), 1)
         self.kc: Index = ceildiv(self.k, self.k_passes)
         if isinstance(self.kc, int):
@@ -160,6 +166,10 @@ class _Gemm:
             return math.ceil(n / width) * width * tile[2]
 
         return min(tiles, key=price)[:2]
+
+    def reads_strips(self) -> bool:
+        return isinstance(self.m, int) and self.m <= _STRIP_ROWS and self.is_along(
+            self.product.b, self.product.column.var)
 
     def fresh(self, name: str) -> str:
         result = fresh_name(name, self.names)
@@ -402,14 +412,18 @@ class _Gemm:
         return self.by_width(columns, width, lambda extent: For(i, 0, rows, row(extent)))
 
     def row_tiles(self, sums: _Place, a: _Place, b: _Place, depth: Index, rows: Index,
-                  columns: Index, accumulate: bool) -> Stmt:
+                  columns: Index, accumulate: bool, ahead: int = 0) -> Stmt:
         """All rows of a block, a register tile at a time; what is left takes smaller tiles."""
         mr, nr = self.mr, self.nr
 
         def tile(row: Index, height: int, live: Index) -> Stmt:
             to, left = sums.moved(row, 0), a.moved(row, 0)
+            following = None
+            if ahead and height == mr:
+                share = ahead
+                following = (b.at + self.k * nr + (row // mr) * (depth * share), share)
             return fma_tile(to.buffer, to.at, left.buffer, left.at, b.buffer, b.at, depth, a.outer,
-                            a.inner, b.outer, sums.outer, height, nr, accumulate, live)
+                            a.inner, b.outer, sums.outer, height, nr, accumulate, live, following)
 
         def whole(live: Index) -> Stmt:
             i = self.var("tile")
@@ -460,7 +474,50 @@ class _Gemm:
     # ------------------------------------------------------------ direct and panel plans
     def direct_plan(self) -> Stmt:
         """B as it lies: for so few rows it is read about once."""
+        if self.reads_strips():
+            return self.with_a(False, self.strip_tasks)
         return self.with_a(False, lambda a: self.panel_tasks(a, None))
+
+    def strip_tasks(self, a_place: PlaceOf) -> Stmt:
+        """One task for each member of the batch and block of columns.
+
+        Memory sets the pace here, and it likes long rows: the sums of many columns stay in the
+        first-level cache while a few rows of B at a time pass by.
+        """
+        nr, outer, lets = self.nr, _Lets(self), _Lets(self)
+        width = _STRIP_COLUMNS
+        if isinstance(self.n, int):
+            even = min(_TASKS_PER_CORE // 2 * self.chip.cores, math.ceil(2 * self.n / width))
+            width = math.ceil(self.n / max(even, math.ceil(self.n / width)))
+        width = math.ceil(width / nr) * nr
+        blocks = outer("blocks", ceildiv(self.n, width))
+        task = self.var("task")
+        values = _digits(lets("member", task // blocks), self.product.batch)
+        first = lets("first", task % blocks * width)
+        columns = self.columns(lets, first, width)
+        local = None if self.sums_in_output() else Buffer(
+            self.fresh("sums"), self.wide, _STRIP_ROWS * width)
+        sums = _Place(local, 0, width, 1) if local is not None else lets.place(
+            "c", self.output(values, 0, first))
+        a = lets.place("a", a_place(values))
+        lying = lets.place("b", self.in_place(self.product.b, values).moved(first, 0))
+
+        def one_pass(start: Index, depth: Index, accumulate: bool, _: Scalar | bool) -> Stmt:
+            panel, inner = self.var("panel", width // nr), _Lets(self)
+            at = inner("at", panel * nr)
+            b = _Place(lying.buffer, lying.moved(at, start).at, lying.inner, 1)
+            live: Index = nr
+            if not (isinstance(self.n, int) and self.n % nr == 0):
+                live = inner("live", minimum(nr, columns - at), nr)
+            return For(panel, 0, ceildiv(columns, nr), inner.around(self.row_tiles(
+                sums.moved(0, at), a.moved(0, start), b, depth, self.m, live, accumulate)))
+
+        body = block(self.passes(one_pass),
+                     self.epilogue(sums, values, 0, self.m, first, columns, width))
+        if local is not None:
+            body = Alloc(local, body)
+        return outer.around(For(task, 0, self.batch * blocks, lets.around(body), "parallel",
+                                _grain(_TASK_FLOPS, self.m * self.k * (2 * width))))
 
     def panel_plan(self) -> Stmt:
         """Each task packs its own panel, piece by piece, for all rows."""
@@ -554,7 +611,7 @@ class _Gemm:
                                else _Place(local, number * (most * nr), nr, 1))
             b = inner.place("b", _Place(
                 packed, ((matrix * panels + panel) * self.k + start) * nr, nr, 1))
-            tiles = self.row_tiles(sums, a, b, depth, count, columns, accumulate)
+            tiles = self.row_tiles(sums, a, b, depth, count, columns, accumulate, AHEAD)
             finish = None
             if last is not False:
                 finish = self.epilogue(sums, values, first_row, count, first, columns, nr)

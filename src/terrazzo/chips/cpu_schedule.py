@@ -11,7 +11,19 @@ from terrazzo.expr.collapse import collapse
 from terrazzo.expr.ir import Program, Tensor, fresh_axis
 from terrazzo.expr.schedule import Schedule
 from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, minimum
-from terrazzo.scalar import Axis, Load, Reduce, Scalar, cost, loads, rewrite, walk
+from terrazzo.scalar import (
+    Axis,
+    FromIndex,
+    Load,
+    Reduce,
+    Scalar,
+    call,
+    cost,
+    loads,
+    rewrite,
+    substitute_indices,
+    walk,
+)
 from terrazzo.scalar import reduce as reduce_scalar
 from terrazzo.shapes import num_elements
 
@@ -21,8 +33,9 @@ COLUMN_TILE_VECTORS = 4  # vectors of columns whose sums stay in registers
 FRESH_MEMORY = 32 << 20  # bytes: glibc maps larger blocks anew for every allocation
 PARTIALS = 16  # pieces of one long reduction: a few for every core of a small machine
 # Float sums of more than this are sums of partial sums, so that errors do not add up: elements of
-# a row (which has vectors of accumulators), rows of a column (which has one accumulator).
-SUM_BLOCK, SUM_ROWS = 1 << 16, 128
+# a row (which has vectors of accumulators), rows of a column (which has one accumulator), partial
+# sums of a column. With these, 2^24 times 0.1 is as exact as torch's cascade of sums.
+SUM_BLOCK, SUM_ROWS, SUM_PARTS = 1 << 12, 32, 64
 
 
 def schedule(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
@@ -165,11 +178,14 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
     down = along is not None and along in stage.axes
     if len(_reductions(stage)) == 1:
         (node,) = _reductions(stage)
+        folded = _folded_columns(program, stage, node, chip) if down else None
+        if folded is not None:
+            return folded
         pieces = 0
         if length * rows > 4 * TASK_WORK and rows < 4 * chip.cores * (64 if down else 1):
             pieces = PARTIALS  # too few results to share out among the cores
         if node.op == "add" and node.dtype.is_float:
-            blocks = length // max(SUM_ROWS if down else SUM_BLOCK, math.isqrt(length))
+            blocks = length // (SUM_ROWS if down else max(SUM_BLOCK, math.isqrt(length)))
             pieces = max(pieces, blocks if blocks > 1 else 0)
         pieces = min(pieces, _extent(node.axes[0], 1 << 20))
         if pieces > 1:
@@ -245,8 +261,10 @@ def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis 
                      Reduce(node.dtype, node.op, (inner, *rest),
                             _rename(node.value, first, inner)),
                      origin=stage.origin)
-    again = fresh_axis("piece", pieces)
-    total = reduce_scalar(node.op, Load(node.dtype, partial, (
+    down = along is not None and along in stage.axes
+    between, s = _gathered(partial, node.op, SUM_PARTS if down else pieces)
+    again = fresh_axis("piece", (partial, *between)[-1].shape[0])
+    total = reduce_scalar(node.op, Load(node.dtype, (partial, *between)[-1], (
         again.var, *(a.var for a in stage.axes))), [again])
 
     def visit(n: Scalar) -> Scalar | None:
@@ -254,10 +272,9 @@ def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis 
 
     assert stage.body is not None
     final = replace(stage, body=rewrite(stage.body, visit))
-    fresh = replace(program, stages=(partial, final), outputs=(final,), attrs={})
-    s = Schedule()
+    fresh = replace(program, stages=(partial, *between, final), outputs=(final,), attrs={})
     others = [a for a in stage.axes if a is not along]
-    if along is None or along not in stage.axes:
+    if along is None or not down:
         s = s.parallel(partial, part)
         vector = inner if along is None or along is first else along
         before = [a for a in (inner, *rest) if a is not vector]
@@ -273,9 +290,74 @@ def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis 
     return fresh, s.reorder(final, again, *others, along).vectorize(final, along)
 
 
-def _rename(value: Scalar, old: Axis, new: Axis) -> Scalar:
-    from terrazzo.scalar import substitute_indices
+def _gathered(partial: Tensor, op: str, most: int) -> tuple[list[Tensor], Schedule]:
+    """Stages that reduce the first axis of partial results until at most so many are left."""
+    stages: list[Tensor] = []
+    s = Schedule()
+    source = partial
+    while (count := _extent(source.axes[0])) > most:
+        pieces = -(-count // SUM_PARTS)
+        part = fresh_axis("part", pieces)
+        inner = Axis(Var("piece", 0, count - 1), part.var * SUM_PARTS,
+                     minimum((part.var + 1) * SUM_PARTS, count))
+        body = reduce_scalar(op, Load(source.dtype, source, (
+            inner.var, *(a.var for a in source.axes[1:]))), [inner])
+        source = Tensor(f"{partial.name}{len(stages) + 1}", (pieces, *source.shape[1:]),
+                        source.dtype, (part, *source.axes[1:]), body, origin=partial.origin)
+        stages.append(source)
+        s = s.reorder(source, part, inner, *source.axes[1:]).vectorize(source, source.axes[-1])
+    return stages, s
 
+
+def _folded_columns(program: Program, stage: Tensor, node: Reduce, chip: ChipSpec
+                    ) -> tuple[Program, Schedule] | None:
+    """Reductions down a few dense columns: several rows side by side fill whole vectors.
+
+    Rows of 3 columns become rows of 3 x 16, those are reduced, and then the 16 parts of each.
+    """
+    width = chip.lanes(max(stage.dtype.compute.bits, 32))
+    if len(stage.axes) != 1 or len(node.axes) != 1:
+        return None
+    column, row = stage.axes[0], node.axes[0]
+    few, count = column.extent, row.extent
+    if not isinstance(few, int) or not isinstance(count, int) or row.lo != 0 or not (
+            1 < few < width and count >= 16 * width):
+        return None
+    wide = fresh_axis("lane", few * width)
+    steps = count // width
+    pieces = max(steps // SUM_ROWS, 1)
+    part, step = fresh_axis("part", pieces), -(-steps // pieces)
+    inner = Axis(Var(row.var.name, 0, steps - 1), part.var * step,
+                 minimum((part.var + 1) * step, steps))
+    place = {row.var: inner.var * width + wide.var // few, column.var: wide.var % few}
+    value = substitute_indices(node.value, place)
+    for load in loads(value):
+        if any(isinstance(i, Scalar) for i in load.indices) or coefficient(
+                load.source.flat(load.indices), wide.var) != 1:
+            return None
+    if any(isinstance(n, FromIndex) for n in walk(value)):
+        return None
+    partial = Tensor(f"{stage.name}_part", (pieces, few * width), node.dtype, (part, wide),
+                     Reduce(node.dtype, node.op, (inner,), value), origin=stage.origin)
+    between, s = _gathered(partial, node.op, 1)
+    lane = fresh_axis("row", width)
+    total = reduce_scalar(node.op, Load(node.dtype, (partial, *between)[-1], (
+        0, lane.var * few + column.var)), [lane])
+    if count % width:
+        rest = Axis(Var(row.var.name, 0, count - 1), steps * width, count)
+        total = call(node.op, total, reduce_scalar(node.op, _rename(node.value, row, rest), [rest]))
+
+    def visit(n: Scalar) -> Scalar | None:
+        return total if n is node else None
+
+    assert stage.body is not None
+    final = replace(stage, body=rewrite(stage.body, visit))
+    s = s.reorder(partial, part, inner, wide).parallel(partial, part)
+    return (replace(program, stages=(partial, *between, final), outputs=(final,), attrs={}),
+            s.vectorize(partial, wide))
+
+
+def _rename(value: Scalar, old: Axis, new: Axis) -> Scalar:
     return value if old.var is new.var else substitute_indices(value, {old.var: new.var})
 
 

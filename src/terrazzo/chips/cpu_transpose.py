@@ -32,7 +32,7 @@ from terrazzo.scalar import Axis, Load, Scalar, loads, rewrite, substitute_indic
 from terrazzo.shapes import num_elements
 
 TILE = 64  # rows and columns of a tile: 16 KB of float32, and few enough pages for the TLB
-SHORTEST = 4  # an axis shorter than this is not worth transposing: the other one is the vector
+SHORTEST = 2  # an axis of one element has no direction
 TASK_ELEMENTS = 1 << 14  # elements that are worth a task of their own
 
 

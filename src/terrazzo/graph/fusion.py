@@ -23,6 +23,7 @@ from terrazzo.scalar import Const, Load, Reduce, Scalar, cost, loads, walk
 from terrazzo.shapes import num_elements
 
 CHEAP = 6  # additions: recomputing this for every consumer is better than a trip through memory
+LARGEST = 128  # operations of one element: code for more takes long to compile, and spills
 BROADCAST_CHEAP = 2  # the same, once for every element it is broadcast to
 SMALL = 1 << 14  # elements: below this, one thread does it all and everything may share a loop
 FEW_ROWS = 8  # fewer rows than this leave cores idle
@@ -72,14 +73,23 @@ def is_view(body: Scalar) -> bool:
     return isinstance(body, Load) and not any(isinstance(i, Scalar) for i in body.indices)
 
 
-def fuse(graph: Graph, *, row_fusion: bool = True) -> Fused:
-    """Divide a graph into kernels."""
-    return _Fuser(graph, row_fusion).run()
+def fuse(graph: Graph, *, row_fusion: bool = True,
+         strides: Mapping[Value, tuple[int, ...]] | None = None) -> Fused:
+    """Divide a graph into kernels; `strides` says which inputs are not row major."""
+    return _Fuser(graph, row_fusion, strides or {}).run()
+
+
+def takes_strides(graph: Graph, value: Value) -> bool:
+    """Whether all that reads an input computes addresses: whole kernels and copies do not."""
+    return value not in graph.outputs and all(
+        node.op.expr is not None and node.op.kind in ("pointwise", "reduce")
+        for node in graph.nodes if value in node.inputs)
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, row_fusion: bool):
-        self.graph, self.row_fusion = graph, row_fusion
+    def __init__(self, graph: Graph, row_fusion: bool,
+                 strides: Mapping[Value, tuple[int, ...]]):
+        self.graph, self.row_fusion, self.strides = graph, row_fusion, strides
         self.outputs = set(graph.outputs)
         self.consumers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
@@ -114,7 +124,7 @@ class _Fuser:
 
     def place(self, value: Value, name: str) -> Tensor:
         """A value that lies in memory when its consumers run."""
-        tensor = Tensor(name, value.shape, value.dtype)
+        tensor = Tensor(name, value.shape, value.dtype, strides=self.strides.get(value))
         self.tensors[value], self.value_of[tensor] = tensor, value
         return tensor
 
@@ -157,7 +167,8 @@ class _Fuser:
         """A reshape of something in memory is that memory, when its consumers want memory."""
         value, source = node.outputs[0], node.inputs[0]
         assert source is not None
-        if value in self.outputs or self.tensors[source] in self.inlined:
+        if value in self.outputs or source in self.strides or (
+                self.tensors[source] in self.inlined):
             return False
         wants_memory = any(c.op.expr is None or c.op.kind in ("contract", "attention")
                            for c in self.consumers.get(value, ()))
@@ -169,7 +180,7 @@ class _Fuser:
 
     # ------------------------------------------------------------ inlining
     def should_inline(self, value: Value, node: Node, body: Scalar) -> bool:
-        if value in self.outputs:
+        if value in self.outputs or sum(1 for _ in walk(body)) > LARGEST:
             return False
         consumers = self.consumers[value]
         if any(c.op.expr is None for c in consumers):
@@ -358,7 +369,7 @@ class _Fuser:
         roots = {self.root(v) for v in (*wanted, *self.aliases)}
         results = [s for s in stages if s in used_outside or self.value_of[s] in roots]
         # Inside the program, tensors of other kernels are inputs without a body.
-        table = {t: Tensor(t.name, t.shape, t.dtype) for t in inputs}
+        table = {t: Tensor(t.name, t.shape, t.dtype, strides=t.strides) for t in inputs}
         stages, table = _rebind(stages, table)
         kind = "contraction" if any(_is_contraction(s) for s in stages) else (
             "rows" if cluster.has_reduce else "pointwise")

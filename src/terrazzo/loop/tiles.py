@@ -37,7 +37,7 @@ def _clear(place: Place, row: Var, ldc: Index, rows: int, columns: Index) -> Stm
 
 def _fma_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr: int,
                  accumulate: bool) -> Stmt:
-    (c, c_at), (a, a_at), (b, b_at) = places
+    (c, c_at), (a, a_at), (b, b_at) = places[:3]
     k, lda, a_step, ldb, ldc = sizes[:5]
     columns = sizes[5] if len(sizes) > 5 else nr
     i, p, j = _axis("ti", mr), _axis("tp", k), _axis("tj", columns)
@@ -75,14 +75,18 @@ TRANSPOSE_TILE = TileIntrinsic("transpose_tile", _transpose_meaning)
 
 def fma_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,
              lda: Index, a_step: Index, ldb: Index, ldc: Index, mr: int, nr: int,
-             accumulate: bool, columns: Index | None = None) -> Stmt:
+             accumulate: bool, columns: Index | None = None,
+             following: tuple[Index, Index] | None = None) -> Stmt:
     """`C[i, j] (+)= sum over p of A[i, p] * B[p, j]`, contiguous along j: an outer-product kernel.
 
     C[i, j] is at `c_at + i*ldc + j`, A[i, p] at `a_at + i*lda + p*a_step`, B[p, j] at
     `b_at + p*ldb + j`.
     """
     live = () if columns is None or columns == nr else (columns,)
-    return Tile(FMA_TILE, ((c, c_at), (a, a_at), (b, b_at)), (k, lda, a_step, ldb, ldc, *live),
+    places: tuple[Place, ...] = ((c, c_at), (a, a_at), (b, b_at))
+    if following is not None:
+        places = (*places, (b, following[0]), (b, following[1]))
+    return Tile(FMA_TILE, places, (k, lda, a_step, ldb, ldc, *live),
                 {"mr": mr, "nr": nr, "accumulate": accumulate})
 
 

@@ -20,7 +20,8 @@ from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.index import Algebra, Index, Var, interpret, maximum, minimum
 
-MAGIC = b"TZX\x01"
+MAGIC = b"TZX\x02"
+Strides = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Artifact:
     triple: str
     object_code: bytes
     constants: tuple[np.ndarray, ...] = ()
+    strides: Strides = ()  # of each input in elements; None is row major
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -76,6 +78,7 @@ def pack(artifact: Artifact) -> bytes:
         "triple": artifact.triple,
         "object": len(artifact.object_code),
         "constants": [[as_dtype(c.dtype).name, list(c.shape)] for c in artifact.constants],
+        "strides": artifact.strides,
         "notes": dict(artifact.notes),
     }).encode()
     blobs = [np.ascontiguousarray(c).tobytes() for c in artifact.constants]
@@ -114,7 +117,8 @@ def unpack(data: bytes, where: str = "") -> Artifact:
             _from_data(header["arena"]),
             tuple({k: v if k in ("name", "origin") else _from_data(v) for k, v in row.items()}
                   for row in header["kernels"]),
-            tuple(header["features"]), header["triple"], code, tuple(constants), header["notes"])
+            tuple(header["features"]), header["triple"], code, tuple(constants),
+            tuple(None if s is None else tuple(s) for s in header["strides"]), header["notes"])
     except (KeyError, ValueError, struct.error, TypeError) as error:
         raise ArtifactError(f"the file's header makes no sense: {error}", where=where or None,
                             hint="compile it again") from error

@@ -53,6 +53,7 @@ class Executable:
                 self._library.address("tz_call_pointers"), 0, slots + extra)
             self.call_numpy = python_function(
                 self._library.address("tz_call_numpy"), slots, extra)
+        self.strides = artifact.strides or (None,) * len(artifact.inputs)
         self.input_types = [(n, as_dtype(t), s) for n, t, s in artifact.inputs]
         self.output_types = [(as_dtype(t), s) for t, s in artifact.outputs]
         self._sources = [_axis_of(d, artifact) for d in self.dims]
@@ -109,9 +110,12 @@ class Executable:
         if len(array.shape) != len(shape):
             raise ShapeError(f"input {name!r} of {self.name} has {len(array.shape)} dimensions, "
                              f"expected {len(shape)}")
-        if hasattr(array, "data_ptr"):
-            return array if array.is_contiguous() else array.contiguous()
-        return np.ascontiguousarray(array).reshape(array.shape)
+        if self.strides[i] is None:
+            return row_major(array)
+        if strides_of(array) != self.strides[i]:
+            raise ArgumentError(f"input {name!r} of {self.name} was compiled for strides "
+                                f"{self.strides[i]}", hint="compile it with an input like this one")
+        return array
 
     def allocate(self, sizes: Sequence[int], torch_like: Any = None) -> list[Any]:
         """Fresh outputs, as torch tensors when the inputs are."""
@@ -198,6 +202,46 @@ class Executable:
 def address_of(array: Any) -> int:
     """The address of an array's or tensor's first element."""
     return array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
+
+
+def is_row_major(array: Any) -> bool:
+    """Whether native code can use an array's memory as it is."""
+    if hasattr(array, "data_ptr"):
+        return bool(array.is_contiguous())
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned and array.dtype.isnative)
+
+
+def row_major(array: Any) -> Any:
+    """The same values in contiguous, aligned memory: the array itself where that is so."""
+    if isinstance(array, np.generic):
+        return np.asarray(array)
+    if is_row_major(array):
+        return array
+    if hasattr(array, "data_ptr"):
+        return array.contiguous()
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "A"]).reshape(array.shape)
+
+
+def strides_of(array: Any) -> tuple[int, ...] | None:
+    """Strides in elements by which native code may read an array; None where a copy is better.
+
+    That is so for row major arrays, which need none, and for those whose last axis is neither
+    contiguous nor repeats one element: there a copy costs less than gathering.
+    """
+    shape = tuple(array.shape)
+    if is_row_major(array) or 0 in shape:
+        return None
+    if hasattr(array, "data_ptr"):
+        steps = tuple(array.stride())
+    else:
+        size = array.dtype.itemsize
+        if not (array.flags.aligned and array.dtype.isnative) or any(
+                s % size for s in array.strides):
+            return None
+        steps = tuple(s // size for s in array.strides)
+    steps = tuple(0 if n == 1 else s for n, s in zip(shape, steps, strict=True))
+    return steps if min(steps) >= 0 and steps[-1] <= 1 else None
 
 
 def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:

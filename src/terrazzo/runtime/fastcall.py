@@ -14,6 +14,7 @@ from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.graph.trace import pack
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pool
+from terrazzo.runtime.executable import is_row_major, row_major, strides_of
 
 _ndarray = np.ndarray
 _tensor_types: set[type] = set()  # torch's, as they come along: torch is never imported for this
@@ -39,6 +40,24 @@ def key_of(args: Sequence[Any]) -> Hashable:
         else:
             return None
     return key
+
+
+def layout_of(a: Any) -> Hashable:
+    """What an entry depends on of one array; None for anything else."""
+    kind = type(a)
+    if kind is _ndarray:
+        return (a.shape, a.strides, a.dtype)
+    if kind in _tensor_types:
+        return (a.shape, a.stride(), a.dtype, a.requires_grad and _grad_enabled())
+    if hasattr(a, "data_ptr"):
+        _tensor_types.add(kind)
+        return layout_of(a)
+    return kind if isinstance(a, np.generic) else None
+
+
+def wants_gradient(a: Any) -> bool:
+    """Whether torch is to remember what is computed from this."""
+    return bool(getattr(a, "requires_grad", False)) and _grad_enabled()
 
 
 def _grad_enabled() -> bool:
@@ -90,14 +109,10 @@ class _Ways:
     handle: Callable[[Any], Any] | None  # None: the object itself
     empty: Callable[..., Any]
     described: Callable[[Any, tuple[int, ...]], tuple[Any, ...]]  # arguments of `empty`
-    is_contiguous: Callable[[Any], bool]
-    contiguous: Callable[[Any], Any]
 
 
 def _numpy_ways(executable: Any) -> _Ways:
-    return _Ways(executable.call_numpy, None, np.empty, lambda dtype, shape: (shape, dtype.np),
-                 lambda a: a.flags.c_contiguous,
-                 lambda a: np.ascontiguousarray(a).reshape(a.shape))
+    return _Ways(executable.call_numpy, None, np.empty, lambda dtype, shape: (shape, dtype.np))
 
 
 def _torch_ways(executable: Any) -> _Ways:
@@ -112,8 +127,7 @@ def _torch_ways(executable: Any) -> _Ways:
 
     # What the code of torch.compile calls: half the time of torch.empty's general way.
     empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None) or general
-    return _Ways(executable.call_pointers, torch.Tensor.data_ptr, empty, described,
-                 torch.Tensor.is_contiguous, torch.Tensor.contiguous)
+    return _Ways(executable.call_pointers, torch.Tensor.data_ptr, empty, described)
 
 
 def _threads() -> int:
@@ -127,7 +141,8 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
     native, handle, empty, slow = ways.native, ways.handle, ways.empty, executable.run
     sizes = executable.bind(arrays)
     outputs = [ways.described(dtype, shape) for dtype, shape in executable.output_shapes(sizes)]
-    crooked = [i for i, a in enumerate(arrays) if not ways.is_contiguous(a)]
+    crooked = [i for i, a in enumerate(arrays)
+               if executable.strides[i] is None and not is_row_major(a)]
     arena_size = executable.arena_size(sizes)
     arenas: list[tuple[Any, int]] = []  # free ones; list operations are atomic
     state = [knobs.threads, _threads()]
@@ -138,7 +153,7 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
         if knobs.profile:
             return pack(structure, slow(args))
         if crooked:
-            args = [ways.contiguous(a) if i in crooked else a for i, a in enumerate(args)]
+            args = [row_major(a) if i in crooked else a for i, a in enumerate(args)]
         results = [empty(*o) for o in outputs]
         given = (*args, *results) if handle is None else [handle(a) for a in (*args, *results)]
         try:
@@ -168,3 +183,4 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
         return out
 
     return run_plain
+__all__ = ["check_devices", "entry", "is_array", "key_of", "layout_of", "strides_of", "wants_gradient"]

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import as_dtype
+from terrazzo.dtypes import DType, as_dtype
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.runtime import fastcall
+from terrazzo.shapes import Shape
 
 Compile = Callable[[Graph], Any]
 Dims = Mapping[Var, int]
@@ -71,6 +72,11 @@ class HostedExecutable:
             memory.update(zip(outputs, results, strict=True))
         results = [memory[v] for v in self.graph.outputs]
         return list(map(to_torch, results)) if any(map(_is_torch, arrays)) else results
+
+    @property
+    def output_types(self) -> list[tuple[DType, Shape]]:
+        """The type and shape of every output."""
+        return [(v.dtype, v.shape) for v in self.graph.outputs]
 
     def __call__(self, *arrays: Any) -> Any:
         results = self.run(arrays)

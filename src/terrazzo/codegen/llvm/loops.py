@@ -806,8 +806,8 @@ class VectorCode(ScalarCode):
                 return super().load(node, None if guard is self.lanes.mask else guard)
             if isinstance(step, int) and step == 1:
                 return from_memory(self.b, self.contiguous(source, index, elem, guard), dtype)
-            if isinstance(step, int) and step == -1 and guard is None and self.lanes.width > 1:
-                return from_memory(self.b, self.backwards(source, index, elem), dtype)
+            if isinstance(step, int) and step == -1 and self.lanes.width > 1:
+                return from_memory(self.b, self.backwards(source, index, elem, guard), dtype)
         elif self.scalar_step(index) == 1:
             # Rows of a table: where a row begins is data, how it goes on is not.
             first = self.b.gep(elem, self.scope.memory[source], self.at_lane_zero(index))
@@ -877,13 +877,20 @@ class VectorCode(ScalarCode):
             guard = self.b.splat(guard, self.lanes.width)
         return self.b.masked_load(ty, pointer, guard, 0, align)
 
-    def backwards(self, source: Buffer, index: Index, elem: str) -> Val:
-        width = self.lanes.width
+    def backwards(self, source: Buffer, index: Index, elem: str, guard: Val | None) -> Val:
+        width, align = self.lanes.width, source.dtype.itemsize
+        mirrored = list(range(width))[::-1]
         at = substitute(index, {self.lanes.var: 0})
         last = self.b.sub(self.e.index(at, self.scope), self.starts())
-        pointer = self.b.gep(elem, self.scope.memory[source], self.b.sub(last, width - 1))
-        loaded = self.b.load(vec(elem, width), pointer, source.dtype.itemsize)
-        return self.b.shuffle(loaded, None, list(range(width))[::-1])
+        pointer = self.b.gep(elem, self.scope.memory[source], self.b.sub(last, width - 1),
+                             inbounds=False)
+        if guard is None:
+            loaded = self.b.load(vec(elem, width), pointer, align)
+        else:
+            mask = self.b.splat(guard, width) if guard.lanes == 1 else self.b.shuffle(
+                guard, None, mirrored)
+            loaded = self.b.masked_load(vec(elem, width), pointer, mask, 0, align)
+        return self.b.shuffle(loaded, None, mirrored)
 
     def gather(self, source: Buffer, place: Val, elem: str, guard: Val | None) -> Val:
         width = self.lanes.width

@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from terrazzo.codegen.llvm.builder import Builder
 
 
+# LLVM moves bfloat values into lanes of vectors by way of float and calls this function of its
+# runtime library, which processes do not have. The values are bfloats already, so it cuts exactly.
+_TO_BFLOAT = """define bfloat @__truncsfbf2(float %x) nounwind {
+  %bits = bitcast float %x to i32
+  %high = lshr i32 %bits, 16
+  %half = trunc i32 %high to i16
+  %result = bitcast i16 %half to bfloat
+  ret bfloat %result
+}"""
+
+
 class Module:
     """Collects functions, declarations, constants and metadata of one LLVM module.
 
@@ -119,5 +130,7 @@ class Module:
         lines = list(self._globals.values())
         lines += [text for name, text in self._declarations.items() if name not in self._builders]
         lines += [builder.text() for builder in self._builders.values()]
+        if any("bfloat" in line for line in lines):
+            lines.append(_TO_BFLOAT)
         lines += [f"!{i} = {text}" for i, text in enumerate(self._metadata)]
         return "\n".join(lines) + "\n"

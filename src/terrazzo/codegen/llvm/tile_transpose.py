@@ -2,6 +2,8 @@
 
 A block's rows are whole vectors on both sides, so memory sees only contiguous loads and stores.
 Streaming stores bypass the caches where the rows of D are aligned, which is found out at run time.
+A matrix of a few dense columns (colours of pixels, halves of complex numbers) is taken apart, or
+put together, by shuffles across that many vectors.
 Blocks that stick out of the copied region are masked, where the chip has masked moves of such
 elements; elsewhere what sticks out is copied one by one.
 """
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from terrazzo.loop.ir import Tile
 
 LARGEST_BLOCK = 16  # rows of a block: with the shuffles' temporaries this fills 32 registers
+FEW = 4  # as many dense columns are taken apart as a whole
 
 
 def emit_transposed_copy(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
@@ -37,7 +40,11 @@ def emit_transposed_copy(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool
     strides = "_".join("x" if s.literal is None else str(s.literal) for s in (ldd, lds))
     # Half a line alone is worse than the cache: the memory takes whole lines only.
     streaming = bool(tile.constants["streaming"]) and emitter.may_stream and width * bits == 512
-    name = f"transposed_copy_{elem}_{strides}{'_streaming' * streaming}"
+    # Dense rows of S that become few rows of D, or the other way round.
+    apart = rows.literal if rows.literal == lds.literal and _is_few(rows) else None
+    together = columns.literal if columns.literal == ldd.literal and _is_few(columns) else None
+    kind = f"apart_{apart}" if apart else f"together_{together}" if together else "blocks"
+    name = f"transposed_copy_{elem}_{strides}_{kind}{'_streaming' * streaming}"
     if not emitter.module.defines(name):
         formals = [("ptr noalias", "d"), ("ptr noalias", "s")] + [
             ("i64", n) for n in ("rows", "columns", "ldd", "lds")]
@@ -46,13 +53,23 @@ def emit_transposed_copy(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool
         d, s, *sizes = inner.params
         known = [given if given.literal is not None else param
                  for given, param in zip((ldd, lds), sizes[2:], strict=True)]
-        _Copy(inner, elem, width, _has_masks(emitter.chip, bits), streaming, d, s,
-              *sizes[:2], *known).write()
+        copy = _Copy(inner, elem, width, _has_masks(emitter.chip, bits), streaming, d, s,
+                     *sizes[:2], *known)
+        if apart:
+            copy.take_apart(apart)
+        elif together:
+            copy.put_together(together)
+        else:
+            copy.write()
         inner.ret()
     pointers = [emitter.address(target, d_at, scope), emitter.address(source, s_at, scope)]
     b.call("void", name, [*pointers, rows, columns, ldd, lds])
     emitter.streamed |= streaming
     return True
+
+
+def _is_few(size: Val) -> bool:
+    return size.literal is not None and 2 <= size.literal <= FEW
 
 
 def _has_masks(chip: ChipSpec, bits: int) -> bool:
@@ -140,6 +157,44 @@ class _Copy:
             mask = b.select(b.icmp("slt", const("i64", r), rows), in_columns, nothing)
             at = b.gep(self.elem, target, b.mul(self.ldd, r), inbounds=False)
             b.masked_store(column, at, mask, self.align)
+
+    # ------------------------------------------------------------ few dense columns
+    def take_apart(self, few: int) -> None:
+        """Row i of D is every `few`-th element of S."""
+        b, width = self.b, self.width
+
+        def step(j: Val, _: list[Val]) -> None:
+            whole = b.load(vec(self.elem, few * width),
+                           b.gep(self.elem, self.s, b.mul(j, few)), self.align)
+            for i in range(few):
+                row = b.shuffle(whole, None, list(range(i, few * width, few)))
+                b.store(row, b.gep(self.elem, self.d, b.add(b.mul(self.ldd, i), j)), self.align)
+
+        whole_columns = b.and_(self.columns, -width)
+        b.loop(0, whole_columns, width, step)
+        b.loop(0, few, 1, lambda i, _: b.loop(
+            whole_columns, self.columns, 1, lambda j, _: self.one(i, j)))
+
+    def put_together(self, few: int) -> None:
+        """Column j of S is every `few`-th element of D."""
+        b, width = self.b, self.width
+
+        def step(i: Val, _: list[Val]) -> None:
+            whole = b.load(vec(self.elem, width), b.gep(self.elem, self.s, i), self.align)
+            for j in range(1, few):
+                at = b.gep(self.elem, self.s, b.add(b.mul(self.lds, j), i))
+                column = b.load(vec(self.elem, width), at, self.align)
+                # The vector grows by one column at a time; what is past the end is never used.
+                padded = b.shuffle(column, None, [lane % width for lane in range(j * width)])
+                whole = b.shuffle(whole, padded, list(range((j + 1) * width)))
+            order = [j * width + lane for lane in range(width) for j in range(few)]
+            b.store(b.shuffle(whole, None, order), b.gep(self.elem, self.d, b.mul(i, few)),
+                    self.align)
+
+        whole_rows = b.and_(self.rows, -width)
+        b.loop(0, whole_rows, width, step)
+        b.loop(whole_rows, self.rows, 1, lambda i, _: b.loop(
+            0, few, 1, lambda j, _: self.one(i, j)))
 
     def lanes_below(self, count: Val) -> Val:
         b = self.b

@@ -1,0 +1,53 @@
+"""Default schedules compute what the program means, and add up floats without losing them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo.api import lower
+
+
+def loop_text(function: object, *arrays: np.ndarray) -> str:
+    return lower(tz.jit(function).graph(arrays, {}), "loop")  # type: ignore[arg-type]
+
+
+SHAPES = [(7,), (300000,), (5, 200000), (3000, 40), (40, 3000), (200000, 3), (4099, 15),
+          (9, 65, 33)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_reductions_along_every_axis(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = rng.standard_normal(shape).astype(np.float32)
+    for axis in (None, *range(len(shape))):
+        np.testing.assert_array_equal(tz.max(x, axis=axis), x.max(axis))
+        exact = (x.astype(np.float64) ** 2).sum(axis)
+        np.testing.assert_allclose(tz.jit(lambda x, a=axis: tz.sum(x * x, axis=a))(x), exact,
+                                   rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1 << 22,), (1 << 16, 48), (1 << 18, 3), (4, 1 << 20)], ids=str)
+def test_long_sums_of_equal_terms_stay_exact_to_a_few_ulp(shape: tuple[int, ...]) -> None:
+    # Added one after the other, 2^16 times 0.1 is off by 1e-3.
+    x = np.full(shape, 0.1, np.float32)
+    for axis in (None, *range(len(shape))):
+        exact = x.sum(axis, dtype=np.float64)
+        np.testing.assert_allclose(tz.sum(x, axis=axis), exact, rtol=2e-6)
+
+
+def test_large_outputs_are_streamed_and_small_ones_are_not() -> None:
+    large, small = np.zeros((1 << 21,), np.float32), np.zeros((1 << 12,), np.float32)
+    assert "# streaming" in loop_text(lambda x: x + 1, large)
+    assert "# streaming" not in loop_text(lambda x: x + 1, small)
+
+
+def test_what_the_kernel_reads_again_is_not_streamed() -> None:
+    x = np.zeros((2048, 1024), np.float32)
+
+    def function(x: object) -> object:
+        y = tz.exp(x)
+        return y, y / tz.sum(y, axis=-1, keepdims=True)
+
+    text = loop_text(function, x)
+    assert text.count("# streaming") == 1
