@@ -13,14 +13,14 @@ BUDGET_SECONDS = 0.3
 FORBIDDEN = ("torch", "triton", "onnx")
 
 
-def run_python(program: str) -> str:
+def run_python(program: str, **variables: str) -> str:
     source = str(Path(terrazzo.errors.__file__).parents[1])
     finished = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": source},
+        env={**os.environ, "PYTHONPATH": source, **variables},
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.strip()
@@ -33,11 +33,13 @@ def test_import_brings_in_no_heavy_package() -> None:
     assert loaded == "[]"
 
 
-def test_import_is_within_its_budget() -> None:
+def test_import_is_within_its_budget(tmp_path: Path) -> None:
     program = (
         "import time; start = time.perf_counter(); import terrazzo; "
         "print(time.perf_counter() - start)"
     )
-    # The best of several, because other work on the machine can only make it slower.
-    best = min(float(run_python(program)) for _ in range(5))
+    # As once installed: from bytecode, whatever this process does about writing it. The best of
+    # several, because other work on the machine can only make it slower.
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    best = min(float(run_python(program, **bytecode)) for _ in range(6))
     assert best < BUDGET_SECONDS

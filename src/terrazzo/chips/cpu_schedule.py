@@ -184,7 +184,8 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
         pieces = 0
         if length * rows > 4 * TASK_WORK and rows < 4 * chip.cores * (64 if down else 1):
             pieces = PARTIALS  # too few results to share out among the cores
-        if node.op == "add" and node.dtype.is_float:
+        known = all(isinstance(a.extent, int) for a in reduced)
+        if node.op == "add" and node.dtype.is_float and known:
             blocks = length // (SUM_ROWS if down else max(SUM_BLOCK, math.isqrt(length)))
             pieces = max(pieces, blocks if blocks > 1 else 0)
         pieces = min(pieces, _extent(node.axes[0], 1 << 20))

@@ -81,9 +81,9 @@ def fuse(graph: Graph, *, row_fusion: bool = True,
 
 def takes_strides(graph: Graph, value: Value) -> bool:
     """Whether all that reads an input computes addresses: whole kernels and copies do not."""
-    return value not in graph.outputs and all(
+    return all(value is not v for v in graph.outputs) and all(
         node.op.expr is not None and node.op.kind in ("pointwise", "reduce")
-        for node in graph.nodes if value in node.inputs)
+        for node in graph.nodes if any(value is v for v in node.inputs))
 
 
 class _Fuser:

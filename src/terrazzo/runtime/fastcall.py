@@ -154,7 +154,10 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
             return pack(structure, slow(args))
         if crooked:
             args = [row_major(a) if i in crooked else a for i, a in enumerate(args)]
-        results = [empty(*o) for o in outputs]
+        try:
+            results = [empty(*o) for o in outputs]
+        except (MemoryError, RuntimeError, ValueError):
+            return pack(structure, slow(args))  # which says what is too large
         given = (*args, *results) if handle is None else [handle(a) for a in (*args, *results)]
         try:
             arena = arenas.pop()
@@ -175,7 +178,10 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
             state[:] = knobs.threads, _threads()
         if knobs.profile:
             return slow(args)[0]
-        out = empty(*described)
+        try:
+            out = empty(*described)
+        except (MemoryError, RuntimeError, ValueError):
+            return slow(args)[0]  # which says what is too large
         if handle is None:
             native(*args, out, 0, state[1])
         else:
