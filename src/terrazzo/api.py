@@ -8,14 +8,13 @@ calls it becomes symbolic, so a function is compiled twice, not once for every s
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering, compile_graph, graph_text, level_text
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import ArgumentError, DeviceError, ShapeError, TerrazzoError
 from terrazzo.graph import autodiff
@@ -25,7 +24,9 @@ from terrazzo.index import Index, Var
 from terrazzo.knobs import knobs
 from terrazzo.ops.define import operator
 from terrazzo.runtime import fastcall
-from terrazzo.runtime.executable import Executable
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.executable import Executable
 
 _lock = threading.RLock()
 MOST_ENTRIES = 4096  # of one function: sizes may vary without end, and entries are quick to make
@@ -217,7 +218,7 @@ class _Family:
         with self.lock:
             if key not in self.executables:
                 graph, structure = _trace(self.rebuild, self.name, [_type_of(a) for a in leaves])
-                self.executables[key] = (compile_graph(graph, strides=strides), structure)
+                self.executables[key] = (_compile_graph(graph, strides=strides), structure)
             return self.executables[key]
 
     def dynamic(self, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]
@@ -238,11 +239,18 @@ class _Family:
             types = [TensorType(p, _dtype(a)) for p, a in zip(pattern, leaves, strict=True)]
             try:
                 graph, structure = _trace(self.rebuild, self.name, types)
-                self.executables[key] = (compile_graph(graph), structure)
+                self.executables[key] = (_compile_graph(graph), structure)
             except TerrazzoError:
                 self.executables[key] = (None, None)  # not for symbolic sizes: one each
         found = self.executables[key]
         return None if found[0] is None else found
+
+
+def _compile_graph(graph: Graph, **options: Any) -> Any:
+    # The way down is not needed to import terrazzo, and takes a quarter of that time.
+    from terrazzo.compiler import compile_graph
+
+    return compile_graph(graph, **options)
 
 
 def _trace(rebuild: _Rebuild, name: str, types: Sequence[TensorType]) -> tuple[Graph, Any]:
@@ -380,6 +388,8 @@ def _frozen(structure: Any) -> Hashable:
     if kind != "static":
         return (kind, *map(_frozen, content))
     if isinstance(content, Graph):
+        from terrazzo.compiler import graph_text
+
         return graph_text(content)
     if isinstance(content, np.ndarray):
         return (content.shape, str(content.dtype), content.tobytes())
@@ -422,6 +432,9 @@ def _lower(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def lower(graph: Graph, level: str, target: str = "cpu") -> str:
     """One level of a graph's compilation as text."""
+    from terrazzo.chips.cpu import host
+    from terrazzo.compiler import Lowering, level_text
+
     lowering = Lowering(graph, host())
     if level == "triton" or target == "cuda":
         from terrazzo.codegen.triton.source import triton_source
@@ -475,8 +488,10 @@ def jit(function: Callable[..., Any]) -> Compiled:
     return Compiled(function, getattr(function, "__name__", "function").strip("<>") or "function")
 
 
-def load(path: Any) -> Executable:
+def load(path: str | os.PathLike[str]) -> Executable:
     """An executable from the file that `Executable.save` wrote."""
+    from terrazzo.runtime.executable import Executable
+
     return Executable.load(path)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from terrazzo.dtypes import DType
 from terrazzo.errors import MissingDependency, UnsupportedOperator
 from terrazzo.graph.evaluate import bind_dims, concrete
-from terrazzo.graph.ir import Graph, Node, Value, expand
+from terrazzo.graph.ir import OPERATORS, Graph, Node, Value, expand
 
 # terrazzo's name -> torch's, where call and meaning are the same for tensors.
 _SAME = {
@@ -183,7 +183,8 @@ def _steps(graph: Graph, rules: Mapping[str, Rule], dims: Mapping[Any, int],
     def visit(node: Node, table: dict[Value, int]) -> None:
         inputs = [None if v is None else table[v] for v in node.inputs]
         attrs = {k: concrete(v, dims) for k, v in node.attrs.items()}
-        rule = rules.get(node.op.name)
+        ours = OPERATORS.get(node.op.name) is node.op  # a user may have one of the same name
+        rule = rules.get(node.op.name) if ours else None
         if rule is not None and len(node.types) == 1:
             if node.op.name == "constant":
                 value = to_torch(node.attrs["value"])

@@ -181,15 +181,18 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
         folded = _folded_columns(program, stage, node, chip) if down else None
         if folded is not None:
             return folded
-        pieces = 0
+        pieces: Index = 1
+        first = node.axes[0].extent
         if length * rows > 4 * TASK_WORK and rows < 4 * chip.cores * (64 if down else 1):
             pieces = PARTIALS  # too few results to share out among the cores
-        known = all(isinstance(a.extent, int) for a in reduced)
-        if node.op == "add" and node.dtype.is_float and known:
-            blocks = length // (SUM_ROWS if down else max(SUM_BLOCK, math.isqrt(length)))
-            pieces = max(pieces, blocks if blocks > 1 else 0)
-        pieces = min(pieces, _extent(node.axes[0], 1 << 20))
-        if pieces > 1:
+        if down and _is_float_sum(node):
+            if not isinstance(first, int):
+                pieces = ceildiv(first, SUM_ROWS * SUM_ROWS)
+            elif length > 2 * SUM_ROWS:
+                pieces = max(PARTIALS, first // max(1, SUM_ROWS * first // length))
+        if isinstance(pieces, int) and isinstance(first, int):
+            pieces = min(pieces, first)
+        if not isinstance(pieces, int) or pieces > 1:
             return _split_reduction(program, stage, node, along, pieces, chip)
     if along is not None and down:
         return program, _columns(stage, along, chip)
@@ -203,9 +206,23 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
         s = s.parallel(stage, task, _grain(length * _price([stage])))
     vector = along if along is not None else reduced[-1]
     others = [a for a in reduced if a is not vector]
+    return program, _summed_in_blocks(s, stage, others, vector)
+
+
+def _is_float_sum(node: Reduce) -> bool:
+    return node.op == "add" and node.dtype.is_float
+
+
+def _summed_in_blocks(s: Schedule, stage: Tensor, others: Sequence[Axis], vector: Axis
+                      ) -> Schedule:
+    """Vectors along an axis; a long float sum adds up blocks, so that its errors do not."""
+    name = vector.var.name
+    if any(map(_is_float_sum, _reductions(stage))) and _extent(vector, 1 << 20) > 2 * SUM_BLOCK:
+        s = s.split(stage, vector, SUM_BLOCK)
+        return s.reorder(stage, *others, f"{name}.o", f"{name}.i").vectorize(stage, f"{name}.i")
     if others:
         s = s.reorder(stage, *others, vector)
-    return program, s.vectorize(stage, vector)
+    return s.vectorize(stage, vector)
 
 
 def _reductions(stage: Tensor) -> list[Reduce]:
@@ -250,7 +267,7 @@ def _columns(stage: Tensor, along: Axis, chip: ChipSpec) -> Schedule:
 
 
 def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis | None,
-                     pieces: int, chip: ChipSpec) -> tuple[Program, Schedule]:
+                     pieces: Index, chip: ChipSpec) -> tuple[Program, Schedule]:
     """One long reduction as partial results in parallel, then the reduction of those."""
     first, *rest = node.axes
     step = ceildiv(first.extent, pieces)
@@ -263,7 +280,7 @@ def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis 
                             _rename(node.value, first, inner)),
                      origin=stage.origin)
     down = along is not None and along in stage.axes
-    between, s = _gathered(partial, node.op, SUM_PARTS if down else pieces)
+    between, s = _gathered(partial, node.op, SUM_PARTS)
     again = fresh_axis("piece", (partial, *between)[-1].shape[0])
     total = reduce_scalar(node.op, Load(node.dtype, (partial, *between)[-1], (
         again.var, *(a.var for a in stage.axes))), [again])
@@ -279,9 +296,8 @@ def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis 
         s = s.parallel(partial, part)
         vector = inner if along is None or along is first else along
         before = [a for a in (inner, *rest) if a is not vector]
-        if before:
-            s = s.reorder(partial, *before, vector)
-        return fresh, s.vectorize(partial, vector).vectorize(final, again)
+        s = _summed_in_blocks(s, partial, before, vector)
+        return fresh, s.vectorize(final, again)
     columns, tile = along.var.name, _column_tile(stage, chip)
     s = s.split(partial, along, tile)
     s = s.reorder(partial, part, *others, f"{columns}.o", inner, *rest, f"{columns}.i")
@@ -296,7 +312,7 @@ def _gathered(partial: Tensor, op: str, most: int) -> tuple[list[Tensor], Schedu
     stages: list[Tensor] = []
     s = Schedule()
     source = partial
-    while (count := _extent(source.axes[0])) > most:
+    while isinstance(count := source.shape[0], int) and count > most:
         pieces = -(-count // SUM_PARTS)
         part = fresh_axis("part", pieces)
         inner = Axis(Var("piece", 0, count - 1), part.var * SUM_PARTS,

@@ -5,12 +5,13 @@ it has none, or declines, these loops are what runs. The interpreter always runs
 
 | intrinsic | places | sizes | constants |
 |---|---|---|---|
-| `fma_tile` | C, A, B | k, lda, a_step, ldb, ldc [, columns] | mr, nr, accumulate |
+| `fma_tile` | C, A, B [, next] | k, lda, a_step, ldb, ldc [, columns [, share]] | mr, nr, accumulate |
 | `dot_tile` | C, A, B | k, lda, ldb, ldc [, columns] | mr, nr, accumulate |
 | `transpose_tile` | D, S | k, ldd, lds, columns | nr |
 
 `columns` says how many of the `nr` columns there are; the others are neither read nor written
-(`transpose_tile` repeats the last one). A and B may be half types: they are widened to C's type.
+(`transpose_tile` repeats the last one). `next` is memory that will be needed soon, `share`
+elements of it for each step of k: a template may ask for it ahead. A and B may be half types: they are widened to C's type.
 """
 
 from __future__ import annotations
@@ -76,16 +77,17 @@ TRANSPOSE_TILE = TileIntrinsic("transpose_tile", _transpose_meaning)
 def fma_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,
              lda: Index, a_step: Index, ldb: Index, ldc: Index, mr: int, nr: int,
              accumulate: bool, columns: Index | None = None,
-             following: tuple[Index, Index] | None = None) -> Stmt:
+             soon: tuple[Index, Index] | None = None) -> Stmt:
     """`C[i, j] (+)= sum over p of A[i, p] * B[p, j]`, contiguous along j: an outer-product kernel.
 
     C[i, j] is at `c_at + i*ldc + j`, A[i, p] at `a_at + i*lda + p*a_step`, B[p, j] at
-    `b_at + p*ldb + j`.
+    `b_at + p*ldb + j`. `soon` says where in B the next tiles will read, and how many elements of
+    it to ask for in each step of k.
     """
-    live = () if columns is None or columns == nr else (columns,)
+    live: tuple[Index, ...] = () if columns is None or columns == nr else (columns,)
     places: tuple[Place, ...] = ((c, c_at), (a, a_at), (b, b_at))
-    if following is not None:
-        places = (*places, (b, following[0]), (b, following[1]))
+    if soon is not None:
+        places, live = (*places, (b, soon[0])), (nr if columns is None else columns, soon[1])
     return Tile(FMA_TILE, places, (k, lda, a_step, ldb, ldc, *live),
                 {"mr": mr, "nr": nr, "accumulate": accumulate})
 
