@@ -24,6 +24,7 @@ from terrazzo.index import Index, Var
 from terrazzo.knobs import knobs
 from terrazzo.ops.define import operator
 from terrazzo.runtime import fastcall
+from terrazzo.runtime.layout import strides_of
 
 if TYPE_CHECKING:
     from terrazzo.runtime.executable import Executable
@@ -213,7 +214,7 @@ class _Family:
 
     def static(self, leaves: Sequence[Any], by_strides: bool = True) -> tuple[Any, Any]:
         """Compiled for exactly these sizes, and for their strides where those may stay."""
-        strides = tuple(fastcall.strides_of(a) if by_strides else None for a in leaves)
+        strides = tuple(strides_of(a) if by_strides else None for a in leaves)
         key = (tuple(tuple(a.shape) for a in leaves), strides)
         with self.lock:
             if key not in self.executables:

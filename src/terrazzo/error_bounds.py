@@ -12,6 +12,7 @@ The bounds are of first order; `SAFETY` covers what they leave out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,7 +176,7 @@ def _deviation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
                  dims: Mapping[Var, int]) -> list[np.ndarray]:
-    """Each input is moved by its error to both sides, and the effects are added."""
+    """Inputs are moved by their errors to all corners, and the worst effect counts."""
     given = [b for b in inputs if b is not None]
     (value,) = values
     error = np.zeros(value.shape)
@@ -196,21 +197,32 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
     if node.op.name in _BACKWARD_STABLE:
         slack = 4 * node.types[0].dtype.compute.eps * (1 + _finite(given[0].value))
         given = [Bounded(_wide(given[0].value), given[0].error + slack)]
-    for i, b in enumerate(given):
+    unknown = np.zeros(value.shape, bool)
+    ways: list[tuple[np.ndarray, ...]] = []
+    for b in given:
         if b.exact:
-            continue
-        unknown = ~np.isfinite(b.error)
-        if b.value.dtype.kind != "f":
-            error = error + np.where(b.error > 0, np.inf, 0.0)
-            continue
-        sides = []
-        for sign in (1, -1):
-            moved = b.value + sign * np.where(unknown, 0.0, b.error)
-            (other,) = _run(node, [*arrays[:i], moved, *arrays[i + 1:]], dims)
-            sides.append(_deviation(other, value))
-        period = _period(node.op.name, arrays)
-        error = error + np.maximum(*sides) + np.where(unknown | (b.error > period), np.inf, 0.0)
-    return [error]
+            ways.append((b.value,))
+        elif b.value.dtype.kind != "f":
+            unknown = unknown | (b.error > 0)
+            ways.append((b.value,))
+        else:
+            known = np.where(np.isfinite(b.error), b.error, 0.0)
+            unknown = unknown | ~np.isfinite(b.error) | (b.error > _period(node.op.name, arrays))
+            ways.append((b.value + known, b.value - known))
+    for corner in itertools.product(*ways) if any(len(w) > 1 for w in ways) else ():
+        (other,) = _run(node, corner, dims)
+        error = np.maximum(error, _deviation(other, value))
+    return [np.where(unknown | _undefined(node.op.name, given), np.inf, error)]
+
+
+def _undefined(name: str, given: Sequence[Bounded]) -> Any:
+    """Where a result hangs on what is not defined: the sign of a nan, a division by perhaps 0."""
+    last = given[-1]
+    if name == "copysign":
+        return np.isnan(_wide(last.value))
+    if name in ("divide", "remainder", "fmod", "floor_divide"):
+        return (last.error > 0) & ~(np.abs(_wide(last.value)) > last.error)
+    return False
 
 
 def _period(name: str, arrays: Sequence[np.ndarray]) -> Any:
@@ -241,7 +253,8 @@ def _bitcast(node: Node, x: Bounded, dims: Mapping[Var, int]) -> list[Bounded]:
     source = node.inputs[0]
     assert source is not None
     (narrow,) = run_node(node, [x.value.astype(source.dtype.np)], dims)
-    return [Bounded(exactly(narrow).value, np.where(x.error > 0, np.inf, 0.0))]
+    unsure = (x.error > 0) | np.isnan(_wide(x.value))  # of a nan, only that it is one is defined
+    return [Bounded(exactly(narrow).value, np.where(unsure, np.inf, 0.0))]
 
 
 # ---------------------------------------------------------------- reductions and contractions

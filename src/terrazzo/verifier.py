@@ -52,8 +52,10 @@ from terrazzo.knobs import knobs, thread_count
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Block, For, Function, Stmt, Store, Tile, children
 from terrazzo.runtime import fastcall, pool
+from terrazzo.runtime.artifact import Strides
 from terrazzo.runtime.executable import Executable, address_of
 from terrazzo.runtime.hosted import HostedExecutable, needs_host
+from terrazzo.runtime.layout import strides_of
 from terrazzo.samples import KINDS, Sample, default_shapes, samples
 
 LEVELS = ("graph", "expr", "loop", "code", "gradient")
@@ -71,6 +73,7 @@ class Subject:
     def __init__(self, graph: Graph):
         self.source = graph
         self.hosted = needs_host(graph)
+        self.in_place: dict[Strides, Executable] = {}
         self.lowering = Lowering(inlined(graph), host())
 
     @cached_property
@@ -206,9 +209,12 @@ class Subject:
     def _check_executable(self, arrays: Sequence[np.ndarray], dense: Sequence[np.ndarray],
                           outputs: Sequence[Bounded],
                           note: Callable[[str, Difference], None]) -> None:
-        """The whole executable, by the slow and by the direct way in."""
+        """The whole executable, by every way in."""
         with _blaming("code", "the executable"):
             ways = {"run": self.executable.run(arrays)}
+            strides = tuple(strides_of(a) for a in arrays)
+            if any(s is not None for s in strides) and not (self.hosted or self.lowering.dims):
+                ways["run in place"] = self._compiled_for(strides).run(arrays)
         if not self.hosted:
             self._spoil_arena(dense)
             ways["run again"] = self.executable.run(dense)
@@ -220,6 +226,13 @@ class Subject:
                 note("code", difference)
                 if difference.index is not None:
                     raise Wrong("code", f"the executable ({way})", difference)
+
+    def _compiled_for(self, strides: Strides) -> Executable:
+        """The executable that reads inputs by their strides instead of copying them."""
+        if strides not in self.in_place:
+            lowering = Lowering(inlined(self.source), host(), strides)
+            self.in_place[strides] = Executable(lowering.artifact())
+        return self.in_place[strides]
 
     def _spoil_arena(self, arrays: Sequence[np.ndarray]) -> None:
         """What lies between kernels must not depend on what was there before."""

@@ -259,7 +259,7 @@ WITHOUT_A_ROW = {"while_loop", "stop_gradient"}
 def differentiable() -> list[Operator]:
     """Our own operators (a family says so) that take tensors and have a gradient."""
     return [op for op in OPERATORS.values()
-            if op.family and op.differentiable and op.tensor_params]
+            if op.family not in ("", "user") and op.differentiable and op.tensor_params]
 
 
 # ---------------------------------------------------------------- the checks

@@ -71,6 +71,7 @@ _STRIP_ROWS = 2  # up to here a task reads B in strips: a few rows of B, many co
 _STRIP_DEPTH = 64
 _STRIP_COLUMNS = 1024
 _PANEL_ROWS = 256  # up to here each task packs its panel for all rows
+_PANEL_ROWS_WHEN_FEW = 64  # the same when there are too few panels to keep all cores busy
 _PIECE_DEPTH = 512  # steps of k in a piece; 256 to 1024 differ little
 _GROUP_COLUMNS = 1024  # columns of a task with packed blocks of A
 _BLOCK_ROWS = 192  # rows of such a block
@@ -147,6 +148,9 @@ class _Gemm:
         if isinstance(self.kc, int):
             self.kc_most = max(self.kc, 1)
         self.a_copy: Buffer | None = None
+        panels = bounds(self.batch * ceildiv(self.n, self.nr))[1]
+        few = panels is not None and panels < _TASKS_PER_CORE // 2 * chip.cores
+        self.panel_rows = _PANEL_ROWS if not few else _PANEL_ROWS_WHEN_FEW
 
     def choose_tile(self) -> tuple[int, int]:
         """Rows and vectors of columns of the register tile."""
@@ -198,10 +202,10 @@ class _Gemm:
             choices.append((_DOT_ROWS, self.dot_plan))
         elif self.is_along(self.product.b, self.product.column.var):
             choices.append((_DIRECT_ROWS[self.registers], self.direct_plan))
-        choices.append((_PANEL_ROWS, self.panel_plan))
+        choices.append((self.panel_rows, self.panel_plan))
         low, high = bounds(self.m)
         result: Stmt | None = None
-        if high is None or high > _PANEL_ROWS:
+        if high is None or high > self.panel_rows:
             result = self.shared_plan()
         for most, plan in reversed(choices):
             if low is not None and low > most:
@@ -566,7 +570,7 @@ class _Gemm:
         factor, nr = self.product.b, self.nr
         size = self.members(factor) * ceildiv(self.n, nr) * self.k * nr
         if not isinstance(self.m, int):
-            size = size * minimum(1, self.m // (_PANEL_ROWS + 1))  # no memory for other plans
+            size = size * minimum(1, self.m // (self.panel_rows + 1))  # no memory for other plans
         packed = Buffer(self.fresh("b_packed"), self.wide, size)
         return Alloc(packed, block(self.pack_all(packed), self.block_tasks(packed)))
 

@@ -5,13 +5,14 @@ it has none, or declines, these loops are what runs. The interpreter always runs
 
 | intrinsic | places | sizes | constants |
 |---|---|---|---|
-| `fma_tile` | C, A, B [, next] | k, lda, a_step, ldb, ldc [, columns [, share]] | mr, nr, accumulate |
+| `fma_tile` | C, A, B [, S] | k, lda, a_step, ldb, ldc [, columns [, share]] | mr, nr, accumulate |
 | `dot_tile` | C, A, B | k, lda, ldb, ldc [, columns] | mr, nr, accumulate |
 | `transpose_tile` | D, S | k, ldd, lds, columns | nr |
 
 `columns` says how many of the `nr` columns there are; the others are neither read nor written
-(`transpose_tile` repeats the last one). `next` is memory that will be needed soon, `share`
-elements of it for each step of k: a template may ask for it ahead. A and B may be half types: they are widened to C's type.
+(`transpose_tile` repeats the last one). A and B may be half types: they are widened to C's type.
+S of `fma_tile` is memory that will be needed soon, `share` elements of it for each step of k: a
+template may ask for it ahead.
 """
 
 from __future__ import annotations

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from terrazzo.codegen.llvm.program import NUMPY_DATA
 from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.graph.trace import pack
 from terrazzo.knobs import knobs, thread_count
-from terrazzo.runtime import pool
-from terrazzo.runtime.executable import is_row_major, row_major, strides_of
+from terrazzo.runtime.layout import is_row_major, row_major
 
 _ndarray = np.ndarray
 _tensor_types: set[type] = set()  # torch's, as they come along: torch is never imported for this
@@ -77,20 +76,20 @@ def check_devices(arrays: Sequence[Any], name: str) -> None:
                                 hint="make it an ordinary one with .to_dense()")
 
 
+@cache
 def _numpy_layout_known() -> bool:
     """Whether array objects hold their address where we think they do."""
+    from terrazzo.codegen.llvm.program import NUMPY_DATA
+
     probe = np.empty(3, np.float32)
     found = ctypes.c_void_p.from_address(id(probe) + NUMPY_DATA).value
     return found == probe.ctypes.data
 
 
-_NUMPY_DIRECT = _numpy_layout_known()
-
-
 def entry(executable: Any, structure: Any, arrays: Sequence[Any]) -> Callable[..., Any]:
     """A function from a tuple of arguments like `arrays` to the results."""
     direct = getattr(executable, "call_numpy", None) is not None
-    if direct and _NUMPY_DIRECT and all(type(a) is _ndarray for a in arrays):
+    if direct and _numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable))
     if direct and arrays and all(hasattr(a, "data_ptr") for a in arrays):
         return _direct(executable, structure, arrays, _torch_ways(executable))
@@ -131,6 +130,8 @@ def _torch_ways(executable: Any) -> _Ways:
 
 
 def _threads() -> int:
+    from terrazzo.runtime import pool
+
     pool.sync()
     return thread_count()
 
@@ -189,4 +190,3 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
         return out
 
     return run_plain
-__all__ = ["check_devices", "entry", "is_array", "key_of", "layout_of", "strides_of", "wants_gradient"]

@@ -76,6 +76,7 @@ def _fma_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     elems = _elements(tile)
     if elems is None:
         return False
+    elems = elems[:3]
     mr, nr = int(tile.constants["mr"]), int(tile.constants["nr"])
     accumulate = bool(tile.constants["accumulate"])
     chip = emitter.chip

@@ -1,0 +1,47 @@
+"""How arrays lie in memory: which of them native code takes as they are, and copies of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def is_row_major(array: Any) -> bool:
+    """Whether native code can use an array's memory as it is."""
+    if hasattr(array, "data_ptr"):
+        return bool(array.is_contiguous())
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned and array.dtype.isnative)
+
+
+def row_major(array: Any) -> Any:
+    """The same values in contiguous, aligned memory: the array itself where that is so."""
+    if isinstance(array, np.generic):
+        return np.asarray(array)
+    if is_row_major(array):
+        return array
+    if hasattr(array, "data_ptr"):
+        return array.contiguous()
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "A"]).reshape(array.shape)
+
+
+def strides_of(array: Any) -> tuple[int, ...] | None:
+    """Strides in elements by which native code may read an array; None where a copy is better.
+
+    That is so for row major arrays, which need none, and for those whose last axis is neither
+    contiguous nor repeats one element: there a copy costs less than gathering.
+    """
+    shape = tuple(array.shape)
+    if is_row_major(array) or 0 in shape:
+        return None
+    if hasattr(array, "data_ptr"):
+        steps = tuple(array.stride())
+    else:
+        size = array.dtype.itemsize
+        if not (array.flags.aligned and array.dtype.isnative) or any(
+                s % size for s in array.strides):
+            return None
+        steps = tuple(s // size for s in array.strides)
+    steps = tuple(0 if n == 1 else s for n, s in zip(shape, steps, strict=True))
+    return steps if min(steps) >= 0 and steps[-1] <= 1 else None
