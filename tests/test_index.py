@@ -494,4 +494,4 @@ def test_building_is_fast() -> None:
         flat = row * 16 + lane
         assert (flat // 16, flat % 16) == (row, lane)
     # About 0.1 s on one core of a busy server; the margin is for machines busier still.
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 5

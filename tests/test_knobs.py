@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from terrazzo import knobs as module
 from terrazzo.errors import KnobError
 from terrazzo.knobs import Knobs, thread_count
+from terrazzo.knobs import knobs as settings
 
 
 def test_defaults_when_the_environment_is_empty() -> None:
@@ -170,9 +170,9 @@ def test_every_default_is_a_value_that_its_setting_allows() -> None:
 
 
 def test_thread_count_is_the_setting_or_the_cores_of_the_process() -> None:
-    with module.knobs.override(threads=3):
+    with settings.override(threads=3):
         assert thread_count() == 3
-    with module.knobs.override(threads=0):
+    with settings.override(threads=0):
         assert 1 <= thread_count() <= (os.cpu_count() or 1)
 
 

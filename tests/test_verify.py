@@ -75,8 +75,8 @@ def test_levels_and_types_can_be_chosen() -> None:
 
 
 def test_what_does_not_apply_is_said() -> None:
-    report = tz.bitwise_and.verify(np.ones(3, np.int32), np.ones(3, np.int32))
-    assert report.rows[0].dtype == "int32"
+    report = tz.bitwise_and.verify()
+    assert [row.dtype for row in report.rows] == ["int32"]
     with pytest.raises(ArgumentError, match="no inputs could be found that suit"):
         tz.verify(lambda x: tz.reshape(x, shape=(7, 11)))
 
@@ -167,6 +167,15 @@ def test_errors_of_the_compiler_count_too(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delitem(scalars._FLOAT, "mul")
     error = blamed(gelu)
     assert error.level == "code" and "KeyError: 'mul'" in str(error)
+
+
+def test_every_compilation_is_checked_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((4, 6), np.float32)
+    with tz.knobs.override(check=True):
+        np.testing.assert_array_equal(tz.jit(lambda x: x - 1)(x), 0)
+        monkeypatch.setitem(scalars._FLOAT, "sub", lambda b, x, y: b.fadd(x, y))
+        with pytest.raises(VerifyError, match=r"level code.* \(a call with f32\[4, 6\]\)"):
+            tz.jit(lambda x: x - 2)(x)
 
 
 # ---------------------------------------------------------------- bounds

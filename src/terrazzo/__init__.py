@@ -26,6 +26,7 @@ from terrazzo.dtypes import (
 from terrazzo.graph.autodiff import grad, value_and_grad, vjp
 from terrazzo.graph.ir import OPERATORS as _OPERATORS
 from terrazzo.knobs import knobs
+from terrazzo.runtime.profile import profile
 from terrazzo.shapes import dim, dims
 from terrazzo.version import __version__
 

@@ -8,6 +8,7 @@ calls it becomes symbolic, so a function is compiled twice, not once for every s
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -16,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from terrazzo.dtypes import DType, as_dtype, result_type
-from terrazzo.errors import ArgumentError, DeviceError, ShapeError, TerrazzoError
+from terrazzo.errors import (
+    ArgumentError,
+    DeviceError,
+    ShapeError,
+    TerrazzoError,
+    VerifyError,
+)
 from terrazzo.graph import autodiff
 from terrazzo.graph.ir import HOOKS, Graph, Operator, TensorType, Value, apply
 from terrazzo.graph.trace import pack, trace
@@ -44,6 +51,8 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], name: str,
                  operator: Operator | None = None):
         self.function, self.name, self.operator = function, name, operator
+        self.tensors = {} if operator is None else {
+            p.name: "tensor" for p in operator.tensor_params}
         self.tables: dict[Hashable, _Table] = {}
         self.use_settings()
         functools.update_wrapper(self, function, updated=())
@@ -104,21 +113,18 @@ class Compiled:
 
     def modes(self, args: Sequence[Any]) -> Iterable[tuple[Any, str]]:
         """Every positional argument with what it may hold: anything, tensors, or an attribute."""
-        op = self.operator
-        if op is None:
-            return [(a, "any") for a in args]
-        if op.variadic:
-            listed = bool(args) and isinstance(args[0], (list, tuple))
-            return [(a, "attribute" if listed and i else "tensors") for i, a in enumerate(args)]
-        count = len(op.tensor_params)
-        return [(a, "tensor" if i < count else "attribute") for i, a in enumerate(args)]
+        if self.operator is None:
+            return zip(args, itertools.repeat("any"))
+        if not self.operator.variadic:
+            return zip(args, itertools.chain(self.tensors.values(),
+                                             itertools.repeat("attribute")))
+        listed = bool(args) and isinstance(args[0], (list, tuple))
+        return zip(args, itertools.chain(["tensors"], itertools.repeat(
+            "attribute" if listed else "tensors")))
 
     def mode(self, keyword: str) -> str:
         """The same for a keyword argument."""
-        op = self.operator
-        if op is None:
-            return "any"
-        return "tensor" if any(p.name == keyword for p in op.tensor_params) else "attribute"
+        return self.tensors.get(keyword, "any" if self.operator is None else "attribute")
 
     def family(self, leaves: Sequence[Any], rebuild: _Rebuild) -> _Family:
         key = (rebuild.key(), tuple((len(a.shape), str(a.dtype)) for a in leaves))
@@ -219,6 +225,8 @@ class _Family:
         with self.lock:
             if key not in self.executables:
                 graph, structure = _trace(self.rebuild, self.name, [_type_of(a) for a in leaves])
+                if knobs.check:
+                    _check_levels(graph, leaves)
                 self.executables[key] = (_compile_graph(graph, strides=strides), structure)
             return self.executables[key]
 
@@ -240,7 +248,11 @@ class _Family:
             types = [TensorType(p, _dtype(a)) for p, a in zip(pattern, leaves, strict=True)]
             try:
                 graph, structure = _trace(self.rebuild, self.name, types)
+                if knobs.check:
+                    _check_levels(graph, leaves)
                 self.executables[key] = (_compile_graph(graph), structure)
+            except VerifyError:
+                raise
             except TerrazzoError:
                 self.executables[key] = (None, None)  # not for symbolic sizes: one each
         found = self.executables[key]
@@ -252,6 +264,12 @@ def _compile_graph(graph: Graph, **options: Any) -> Any:
     from terrazzo.compiler import compile_graph
 
     return compile_graph(graph, **options)
+
+
+def _check_levels(graph: Graph, leaves: Sequence[Any]) -> None:
+    from terrazzo.verifier import check_call
+
+    check_call(graph, leaves)
 
 
 def _trace(rebuild: _Rebuild, name: str, types: Sequence[TensorType]) -> tuple[Graph, Any]:
@@ -327,7 +345,7 @@ class _NoKey(Exception):
     """These arguments have no key that a later call could have again."""
 
 
-def _key(x: Any, mode: str, leaves: list[Any]) -> Hashable:
+def _key(x: Any, mode: str, leaves: list[Any]) -> Any:
     """What a compiled entry depends on of one argument; its leaves are collected."""
     kind = type(x)
     layout = fastcall.layout_of(x)

@@ -216,8 +216,12 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
 
 
 def _undefined(name: str, given: Sequence[Bounded]) -> Any:
-    """Where a result hangs on what is not defined: the sign of a nan, a division by perhaps 0."""
+    """Where a result hangs on what is not defined: the sign of a nan, a division by perhaps 0,
+    a product beyond float64."""
     last = given[-1]
+    if name == "multiply":  # the yardstick overflows too, where a fused multiply-add does not
+        first, second = _wide(given[0].value), _wide(last.value)
+        return np.isfinite(first) & np.isfinite(second) & np.isinf(first * second)
     if name == "copysign":
         return np.isnan(_wide(last.value))
     if name in ("divide", "remainder", "fmod", "floor_divide"):

@@ -115,7 +115,7 @@ class Settings:
         choices=("auto", "never", "always"),
         shapes_code=True,
     )
-    profile: bool = _knob(False, "time every kernel as it runs", shapes_code=True)
+    profile: bool = _knob(False, "time every kernel as it runs")
     opt_level: str = _knob(
         "all",
         "which graph rewrites run",

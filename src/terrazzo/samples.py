@@ -100,7 +100,7 @@ def samples(examples: Sequence[np.ndarray], dtype: DType, kind: str, rng: np.ran
     if kind == "symbolic":
         yield from _symbolic(examples, dtype, rng)
         return
-    for sizes in _sizes(examples, kind):
+    for sizes in list(_sizes(examples, kind)) * (3 if kind == "strided" else 1):
         arrays = [_filled(a, _resized(a.shape, sizes), dtype, kind, rng) for a in examples]
         if kind == "strided":
             arrays = [strided(a, rng) for a in arrays]
@@ -127,7 +127,7 @@ def _sizes(examples: Sequence[np.ndarray], kind: str) -> Iterator[Mapping[int, i
 
 
 def _resized(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...]:
-    return tuple(sizes[n] if n in sizes else n for n in shape)
+    return tuple(sizes.get(n, n) for n in shape)
 
 
 def _filled(example: np.ndarray, shape: tuple[int, ...], dtype: DType, kind: str,
@@ -151,13 +151,17 @@ def strided(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The same values in memory with gaps, backwards, or with axes in another order."""
     if array.ndim == 0:
         return array
-    way = int(rng.integers(0, 3)) if array.ndim > 1 else int(rng.integers(1, 3))
-    if way == 0:
-        return np.ascontiguousarray(array.T).T
-    if way == 1:
-        return np.ascontiguousarray(array[..., ::-1])[..., ::-1]
-    wide = np.repeat(array, 2, axis=-1)
-    return wide[..., ::2]
+    width = array.shape[-1]
+    ways = [
+        np.ascontiguousarray(array[..., ::-1])[..., ::-1],
+        np.repeat(array, 2, axis=-1)[..., ::2],
+    ]
+    if array.ndim > 1:
+        ways.append(np.ascontiguousarray(array.T).T)
+        ways.append(np.concatenate([array, array], axis=-1)[..., :width])
+    if array.ndim > 2:
+        ways.append(np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1))
+    return ways[int(rng.integers(0, len(ways)))]
 
 
 def _symbolic(examples: Sequence[np.ndarray], dtype: DType, rng: np.random.Generator

@@ -15,6 +15,7 @@ many lower levels inherit the mistake:
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ from terrazzo.runtime.executable import Executable, address_of
 from terrazzo.runtime.hosted import HostedExecutable, needs_host
 from terrazzo.runtime.layout import strides_of
 from terrazzo.samples import KINDS, Sample, default_shapes, samples
+from terrazzo.torch_eager import to_numpy
 
 LEVELS = ("graph", "expr", "loop", "code", "gradient")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -236,10 +238,10 @@ class Subject:
 
     def _spoil_arena(self, arrays: Sequence[np.ndarray]) -> None:
         """What lies between kernels must not depend on what was there before."""
-        arena = self.executable.take_arena(self.executable.bind(arrays))
-        if arena is not None:
-            arena.fill(_GARBAGE)
-            self.executable._arenas.append(arena)
+        size = self.executable.arena_size(self.executable.bind(arrays))
+        arena = self.executable.take_arena(size)
+        arena.memory.fill(_GARBAGE)
+        self.executable.give_arena(arena)
 
 
 class Wrong(Exception):
@@ -580,6 +582,24 @@ def verify(function: Any, *args: Any, levels: Sequence[str] = LEVELS,
     return report
 
 
+def check_call(graph: Graph, leaves: Sequence[Any]) -> None:
+    """Check the levels of a graph for the arguments of one call: what `knobs.check` asks for."""
+    arrays = [_as_array(a) for a in leaves]
+    try:
+        Subject(graph).check(arrays, [level for level in LEVELS if level != "gradient"])
+    except Wrong as wrong:
+        types = ", ".join(str(TensorType(a.shape, as_dtype(a.dtype))) for a in arrays)
+        raise _as_error(graph.name, wrong, f"a call with {types}", (
+            f"call it again with TZ_CHECK=1, and read {graph.name}.lower(..., "
+            f"{_TEXT.get(wrong.level, wrong.level)!r})")) from None
+
+
+def _as_array(x: Any) -> np.ndarray:
+    if not hasattr(x, "detach"):
+        return np.asarray(x)
+    return np.asarray(to_numpy(x, as_dtype(x.dtype)))
+
+
 def _known(what: str, given: Sequence[str], allowed: Sequence[str]) -> None:
     for name in given:
         if name not in allowed:
@@ -617,10 +637,11 @@ class _Target:
     def examples(self, args: Sequence[Any]) -> list[Any]:
         if args:
             leaves, self.rebuild = self.compiled.arguments(args, self.attrs)
-            return [np.asarray(a.detach().cpu() if hasattr(a, "detach") else a) for a in leaves]
+            return [_as_array(a) for a in leaves]
         error: Exception | None = None
-        for shapes in default_shapes(self.count):
-            arrays = [np.ones(s, np.float32) for s in shapes]
+        for dtype, shapes in itertools.product((np.float32, np.int32),
+                                               default_shapes(self.count)):
+            arrays = [np.ones(s, dtype) for s in shapes]
             try:
                 self.compiled.graph(arrays, self.attrs)
             except (TerrazzoError, TypeError, ValueError) as e:
@@ -664,7 +685,11 @@ def _verify_kind(target: _Target, examples: Sequence[np.ndarray], dtype: str, ki
             if "gradient" in levels and kind in ("random", "given"):
                 _verify_gradient(target, subject, sample, levels, rng, row)
         except Wrong as wrong:
-            raise _as_error(target, wrong, dtype, kind, sample) from None
+            types = ", ".join(str(TensorType(a.shape, as_dtype(a.dtype))) for a in sample.arrays)
+            again = f"tz.verify({target.name}, ..., dtypes=[{dtype!r}], kinds=[{kind!r}])"
+            raise _as_error(target.name, wrong, f"{dtype}, {kind} inputs {types}", (
+                f"reproduce with {again}, and read {target.name}.lower(..., "
+                f"{_TEXT.get(wrong.level, wrong.level)!r})")) from None
         row.kinds.append(kind)
     if reason is not None and kind not in row.kinds:
         report.skipped.append(reason)
@@ -698,16 +723,13 @@ def _verify_gradient(target: _Target, subject: Subject, sample: Sample, levels: 
     Subject(backward).check([*sample.arrays, *weights], levels, row.note)
 
 
-def _as_error(target: _Target, wrong: Wrong, dtype: str, kind: str, sample: Sample) -> VerifyError:
-    shapes = ", ".join(str(TensorType(a.shape, as_dtype(a.dtype))) for a in sample.arrays)
-    again = f"tz.verify({target.name}, ..., dtypes=[{dtype!r}], kinds=[{kind!r}])"
+def _as_error(name: str, wrong: Wrong, circumstances: str, hint: str) -> VerifyError:
     return VerifyError(
-        f"{target.name} is wrong at level {wrong.level}, in {wrong.what}: {wrong.describe()} "
-        f"({dtype}, {kind} inputs {shapes})",
+        f"{name} is wrong at level {wrong.level}, in {wrong.what}: {wrong.describe()} "
+        f"({circumstances})",
         level=wrong.level, operator=wrong.what, index=wrong.difference.index,
         expected=wrong.difference.expected, got=wrong.difference.got, where=wrong.where or None,
-        hint=f"reproduce with {again}, and read {target.name}.lower(..., "
-             f"{_TEXT.get(wrong.level, wrong.level)!r})")
+        hint=hint)
 
 
 _TEXT = {"graph": "canonical", "code": "llvm", "gradient": "graph"}

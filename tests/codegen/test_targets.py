@@ -54,3 +54,20 @@ def test_narrower_code_gives_the_same_values(name):
             artifact = Lowering(graph, host()).artifact()
         got = Executable(artifact)(*arrays)
         np.testing.assert_allclose(got, wanted, rtol=3e-5, atol=3e-6)
+
+
+def test_f16_without_instructions_for_it():
+    chip = host()
+    if not chip.llvm_triple.startswith("x86_64"):
+        pytest.skip("x86 alone lacks them, before AVX")
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    rng = np.random.default_rng(0)
+    singles = (rng.standard_normal(1 << 16) * 10.0 ** rng.integers(-9, 6, 1 << 16)).astype("f")
+    with knobs.override(vector_bits=128):
+        widen = trace(lambda x: tz.astype(x, "float32"), [TensorType(every.shape, tz.float16)])[0]
+        narrow = trace(lambda x: tz.astype(x, "float16"), [TensorType(every.shape, tz.float32)])[0]
+        wide = Executable(Lowering(widen, host()).artifact())(every)
+        small = Executable(Lowering(narrow, host()).artifact())(singles)
+    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(small, singles.astype(np.float16))

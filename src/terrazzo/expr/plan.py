@@ -382,9 +382,13 @@ def identity_read(stage: Stage, consumer: Stage) -> tuple[Any, ...]:
 
     An output has to be stored whole, whether or not the consumer reads it: so each of its
     dimensions must be a dimension of the consumer at the same place, or 1, or one that the
-    consumer does not have: all of that belongs to each of the consumer's elements.
+    consumer does not have, or walks through inside of the loop only: all of that belongs to each
+    of the consumer's elements.
     """
     indices: list[Any] = []
+    assert stage.attach is not None
+    order = consumer.nest.order
+    inside = set(order[order.index(stage.attach[1]) + 1:])
     for d, size in enumerate(stage.tensor.shape):
         if size == 1:
             indices.append(0)
@@ -392,6 +396,8 @@ def identity_read(stage: Stage, consumer: Stage) -> tuple[Any, ...]:
             indices.append(ANYWHERE)
         elif d < len(consumer.axes) and consumer.tensor.shape[d] == size:
             indices.append(consumer.axes[d].var)
+        elif consumer.nest.leaves_of(consumer.axes[d].var.name) <= inside:
+            indices.append(ANYWHERE)
         else:
             raise ScheduleError(
                 f"output {stage.name} cannot be computed at {consumer.name}: their shapes differ "

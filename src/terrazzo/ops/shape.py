@@ -33,7 +33,7 @@ from terrazzo.graph.ir import (
     operator_named,
     register,
 )
-from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, proves_eq
+from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, minimum, proves_eq
 from terrazzo.loop.interpret import convert
 from terrazzo.ops.define import broadcast_load, operator, primitive, with_shape
 from terrazzo.scalar import Const, FromIndex, Scalar, as_scalar, call
@@ -504,9 +504,8 @@ def _cuts(x: Any, indices_or_sections: Any, axis: int) -> list[Index]:
     n = x.shape[axis]
     if isinstance(indices_or_sections, (list, tuple)):
         cuts: list[Any] = [0, *indices_or_sections, n]
-        if all(isinstance(c, int) for c in cuts):
-            return [min(c + cuts[-1] if c < 0 else c, cuts[-1]) for c in cuts]
-        return cuts
+        counted = [c + n if isinstance(c, int) and c < 0 else c for c in cuts]
+        return [minimum(maximum(c, 0), n) for c in counted]
     sections = python.index(indices_or_sections)
     if sections < 1 or not proves_eq(n // sections * sections, n):
         raise ShapeError(f"axis {axis} of {dims_text(x.shape)} does not split into {sections} "

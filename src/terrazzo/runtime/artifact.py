@@ -19,6 +19,7 @@ import numpy as np
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.index import Algebra, Index, Var, interpret, maximum, minimum
+from terrazzo.version import __version__
 
 MAGIC = b"TZX\x02"
 Strides = tuple[tuple[int, ...] | None, ...]
@@ -68,6 +69,7 @@ def _from_data(data: Any) -> Index:
 def pack(artifact: Artifact) -> bytes:
     """An artifact as bytes."""
     header = json.dumps({
+        "terrazzo": __version__,
         "name": artifact.name,
         "inputs": [[n, t, [_to_data(d) for d in s]] for n, t, s in artifact.inputs],
         "outputs": [[t, [_to_data(d) for d in s]] for t, s in artifact.outputs],
@@ -101,6 +103,9 @@ def unpack(data: bytes, where: str = "") -> Artifact:
     try:
         (length,) = struct.unpack_from("<Q", rest)
         header = json.loads(rest[8:8 + length])
+        if header["terrazzo"] != __version__:
+            raise ArtifactError(f"the file was compiled by terrazzo {header['terrazzo']}, this is "
+                                f"{__version__}", where=where or None, hint="compile it again")
         at = 8 + length
         code = rest[at:at + header["object"]]
         at += header["object"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +21,21 @@ from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pool
 from terrazzo.runtime.artifact import Artifact, aligned_bytes, pack, unpack
 from terrazzo.runtime.layout import row_major, strides_of
-from terrazzo.runtime.profile import KernelTime, Profile
+from terrazzo.runtime.profile import KernelTime, Profile, record
 from terrazzo.runtime.trampoline import python_function
 
 _EXPORTS = ("tz_run", "tz_constants")
 _DIRECT = ("tz_call_pointers", "tz_call_numpy")
+
+
+class Arena(NamedTuple):
+    """Memory for values between kernels."""
+
+    memory: np.ndarray
+    address: int
+
+
+NO_ARENA = Arena(np.empty(0, np.uint8), 0)
 
 
 class Executable:
@@ -61,8 +72,7 @@ class Executable:
         self._arena_size = _size_function(artifact.arena, self.dims)
         self._output_shapes = [tuple(_size_function(n, self.dims) for n in s)
                                for _, s in self.output_types]
-        self._arenas: list[np.ndarray] = []  # free arenas; list operations are atomic
-        self.profiles: list[Profile] = []
+        self._arenas: list[Arena] = []  # those no call is using; list operations are atomic
 
     # ------------------------------------------------------------ calling
     def __call__(self, *arrays: Any) -> Any:
@@ -130,49 +140,45 @@ class Executable:
     def run_into(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
         """Run on raw addresses of inputs then outputs."""
         slots = (ctypes.c_int64 * (len(pointers) + len(sizes)))(*pointers, *sizes)
-        arena = self.take_arena(sizes)
+        arena = self.take_arena(self.arena_size(sizes))
         pool.sync()
-        try:
-            if knobs.profile:
-                self._run_timed(slots, arena, sizes)
-            else:
-                self._run(slots, arena.ctypes.data if arena is not None else None,
-                          thread_count(), None)
-        finally:
-            if arena is not None:
-                self._arenas.append(arena)
-
-    def take_arena(self, sizes: Sequence[int] = ()) -> np.ndarray | None:
-        """An arena that no other call is using."""
-        size = self.arena_size(sizes)
-        if size == 0:
-            return None
-        while self._arenas:
-            try:
-                arena = self._arenas.pop()
-            except IndexError:  # another thread was faster
-                break
-            if arena.size >= size:
-                return arena
-        return self.new_arena(size)
+        if knobs.profile:
+            self._run_timed(slots, arena, sizes)
+        else:
+            self._run(slots, arena.address, thread_count(), None)
+        self.give_arena(arena)
 
     def arena_size(self, sizes: Sequence[int] = ()) -> int:
         """Bytes for values between kernels, for some values of the symbolic sizes."""
         return self._arena_size(*sizes)
 
-    def new_arena(self, size: int) -> np.ndarray:
-        """Memory for values between kernels."""
+    def take_arena(self, size: int) -> Arena:
+        """An arena of at least so many bytes that no other call is using."""
+        if size == 0:
+            return NO_ARENA
+        while self._arenas:
+            try:
+                arena = self._arenas.pop()
+            except IndexError:  # another thread was faster
+                break
+            if arena.memory.size >= size:
+                return arena
         try:
-            return aligned_bytes(size)
+            memory = aligned_bytes(size)
         except MemoryError:
             raise OutOfMemory(f"{self.name} needs {size / 2**20:.0f} MiB for values between its "
                               "kernels", hint="use smaller inputs") from None
+        return Arena(memory, memory.ctypes.data)
 
-    def _run_timed(self, slots: Any, arena: np.ndarray | None, sizes: Sequence[int]) -> None:
+    def give_arena(self, arena: Arena) -> None:
+        """Leave an arena to the next call."""
+        if arena is not NO_ARENA:
+            self._arenas.append(arena)
+
+    def _run_timed(self, slots: Any, arena: Arena, sizes: Sequence[int]) -> None:
         clock = np.zeros(len(self.artifact.kernels) + 1, np.int64)
         start = time.perf_counter_ns()
-        self._run(slots, arena.ctypes.data if arena is not None else None, thread_count(),
-                  clock.ctypes.data)
+        self._run(slots, arena.address, thread_count(), clock.ctypes.data)
         elapsed = time.perf_counter_ns() - start
         ticks = max(int(clock[-1] - clock[0]), 1)
         scale = elapsed / ticks
@@ -181,15 +187,15 @@ class Executable:
                               (clock[i + 1] - clock[i]) * scale, _known(row["flops"], table),
                               _known(row["bytes"], table))
                    for i, row in enumerate(self.artifact.kernels)]
-        self.profiles.append(Profile(self.name, start, elapsed, tuple(kernels)))
+        record(Profile(self.name, start, elapsed, tuple(kernels)))
 
     # ------------------------------------------------------------ keeping
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write everything into one file that loads without a compiler."""
         Path(path).write_bytes(pack(self.artifact))
 
     @staticmethod
-    def load(path: str | Path) -> Executable:
+    def load(path: str | PathLike[str]) -> Executable:
         """Read what `save` wrote; refused with a reason on a CPU that lacks features."""
         return Executable(unpack(Path(path).read_bytes(), str(path)))
 

@@ -41,7 +41,7 @@ def key_of(args: Sequence[Any]) -> Hashable:
     return key
 
 
-def layout_of(a: Any) -> Hashable:
+def layout_of(a: Any) -> Any:
     """What an entry depends on of one array; None for anything else."""
     kind = type(a)
     if kind is _ndarray:
@@ -145,7 +145,6 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
     crooked = [i for i, a in enumerate(arrays)
                if executable.strides[i] is None and not is_row_major(a)]
     arena_size = executable.arena_size(sizes)
-    arenas: list[tuple[Any, int]] = []  # free ones; list operations are atomic
     state = [knobs.threads, _threads()]
 
     def run(args: Sequence[Any]) -> Any:
@@ -160,13 +159,9 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
         except (MemoryError, RuntimeError, ValueError):
             return pack(structure, slow(args))  # which says what is too large
         given = (*args, *results) if handle is None else [handle(a) for a in (*args, *results)]
-        try:
-            arena = arenas.pop()
-        except IndexError:
-            memory = executable.new_arena(arena_size)
-            arena = memory, memory.ctypes.data
-        native(*given, *sizes, arena[1], state[1])
-        arenas.append(arena)
+        arena = executable.take_arena(arena_size)
+        native(*given, *sizes, arena.address, state[1])
+        executable.give_arena(arena)
         return pack(structure, results)
 
     if structure != 0 or len(outputs) != 1 or crooked or arena_size or sizes:

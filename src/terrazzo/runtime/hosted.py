@@ -7,11 +7,13 @@ any other graph, once, and called the direct way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from terrazzo.dtypes import DType, as_dtype
+from terrazzo.errors import ArtifactError
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value
 from terrazzo.index import IndexExpr, Var, free_vars
@@ -81,6 +83,12 @@ class HostedExecutable:
     def __call__(self, *arrays: Any) -> Any:
         results = self.run(arrays)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Refused: a file holds machine code only, and here the host decides between kernels."""
+        raise ArtifactError(f"{self.name} has control flow, which runs on the host and cannot be "
+                            "saved", where=str(path),
+                            hint="save the executables of what is inside, or use tz.where")
 
     def __repr__(self) -> str:
         return f"<executable {self.name} with control flow, {len(self.steps)} steps>"

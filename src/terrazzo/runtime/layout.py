@@ -11,8 +11,7 @@ def is_row_major(array: Any) -> bool:
     """Whether native code can use an array's memory as it is."""
     if hasattr(array, "data_ptr"):
         return bool(array.is_contiguous())
-    flags = array.flags
-    return bool(flags.c_contiguous and flags.aligned and array.dtype.isnative)
+    return bool(array.flags.c_contiguous and array.flags.aligned)
 
 
 def row_major(array: Any) -> Any:
@@ -23,7 +22,7 @@ def row_major(array: Any) -> Any:
         return array
     if hasattr(array, "data_ptr"):
         return array.contiguous()
-    return np.require(array, array.dtype.newbyteorder("="), ["C", "A"]).reshape(array.shape)
+    return np.require(array, requirements=["C", "A"]).reshape(array.shape)
 
 
 def strides_of(array: Any) -> tuple[int, ...] | None:
@@ -39,8 +38,7 @@ def strides_of(array: Any) -> tuple[int, ...] | None:
         steps = tuple(array.stride())
     else:
         size = array.dtype.itemsize
-        if not (array.flags.aligned and array.dtype.isnative) or any(
-                s % size for s in array.strides):
+        if not array.flags.aligned or any(s % size for s in array.strides):
             return None
         steps = tuple(s // size for s in array.strides)
     steps = tuple(0 if n == 1 else s for n, s in zip(shape, steps, strict=True))

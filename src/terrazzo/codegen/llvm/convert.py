@@ -1,7 +1,7 @@
 """Conversions between f32 and the small float types, in instructions that vectorise.
 
-f16 has instructions of its own on every CPU we target. bf16 and the two fp8 types go through
-integer operations: LLVM would turn them into scalar library calls. fp8 values are held as i8.
+f16 has instructions of its own on every CPU we target but old x86. bf16 and the two fp8 types go
+through integer operations: LLVM would turn them into scalar library calls. fp8 values are held as i8.
 Rounding is to nearest, ties to even; what overflows becomes nan in e4m3fn, which has no
 infinities, and infinity in e5m2, as in ml_dtypes.
 """
@@ -20,8 +20,9 @@ _INFINITY = 0x7F800000
 
 @dataclass(frozen=True, slots=True)
 class _Small:
-    """How an 8-bit float type is laid out."""
+    """How a small float type is laid out."""
 
+    bits: int
     mantissa_bits: int
     bias: int
     infinity: int  # the code of infinity, or, without infinities, of the only nan
@@ -30,9 +31,16 @@ class _Small:
 
 
 _FP8 = {
-    "e4m3fn": _Small(mantissa_bits=3, bias=7, infinity=0x7F, nan=0x7F, has_infinity=False),
-    "e5m2": _Small(mantissa_bits=2, bias=15, infinity=0x7C, nan=0x7E, has_infinity=True),
+    "e4m3fn": _Small(bits=8, mantissa_bits=3, bias=7, infinity=0x7F, nan=0x7F, has_infinity=False),
+    "e5m2": _Small(bits=8, mantissa_bits=2, bias=15, infinity=0x7C, nan=0x7E, has_infinity=True),
 }
+
+_HALF = _Small(bits=16, mantissa_bits=10, bias=15, infinity=0x7C00, nan=0x7E00, has_infinity=True)
+
+
+def _has_half(b: Builder) -> bool:
+    """Whether the CPU converts f16 itself: all we know do, but x86 before AVX."""
+    return "sse2" not in b.module.features or "f16c" in b.module.features
 
 
 def to_f32(b: Builder, v: Val, kind: str = "") -> Val:
@@ -40,6 +48,8 @@ def to_f32(b: Builder, v: Val, kind: str = "") -> Val:
     if v.elem == "float":
         return v
     if v.elem == "half":
+        if not _has_half(b):
+            return _decode(b, b.cast("bitcast", v, "i16"), _HALF)
         return b.cast("fpext", v, "float")
     if v.elem == "bfloat":
         wide = b.cast("zext", b.cast("bitcast", v, "i16"), "i32")
@@ -52,6 +62,8 @@ def from_f32(b: Builder, v: Val, elem: str) -> Val:
     if elem == "float":
         return v
     if elem == "half":
+        if not _has_half(b):
+            return b.cast("bitcast", _encode(b, v, _HALF), "half")
         return b.cast("fptrunc", v, "half")
     if elem == "bfloat":
         return _to_bfloat(b, v)
@@ -70,8 +82,9 @@ def _to_bfloat(b: Builder, v: Val) -> Val:
 
 def _decode(b: Builder, v: Val, small: _Small) -> Val:
     code = b.cast("zext", v, "i32")
-    magnitude = b.and_(code, 0x7F)
-    sign = b.shl(b.and_(code, 0x80), 24)
+    top = 1 << (small.bits - 1)
+    magnitude = b.and_(code, top - 1)
+    sign = b.shl(b.and_(code, top), 32 - small.bits)
     # The code's bits, put where f32 has its exponent and mantissa, are the value scaled by a
     # power of two, for small denormals too: f32 denormals are scaled up by the multiplication.
     placed = b.shl(magnitude, 23 - small.mantissa_bits)
@@ -87,7 +100,7 @@ def _decode(b: Builder, v: Val, small: _Small) -> Val:
 def _encode(b: Builder, v: Val, small: _Small) -> Val:
     bits = b.cast("bitcast", v, "i32")
     magnitude = b.and_(bits, _MAGNITUDE)
-    sign = b.and_(b.lshr(bits, 24), 0x80)
+    sign = b.and_(b.lshr(bits, 32 - small.bits), 1 << (small.bits - 1))
     shift = 23 - small.mantissa_bits
     # Normal results: rebias the exponent and round the dropped bits; a carry grows the exponent.
     lowest = b.and_(b.lshr(magnitude, shift), 1)
@@ -103,4 +116,4 @@ def _encode(b: Builder, v: Val, small: _Small) -> Val:
     # Signed comparison is enough: codes of finite numbers and of overflows are all positive.
     code = b.intrinsic("llvm.smin", [code, b.const(code.ty, small.infinity)], code.ty)
     code = b.select(b.icmp("ugt", magnitude, _INFINITY), b.const(code.ty, small.nan), code)
-    return b.cast("trunc", b.or_(code, sign), "i8")
+    return b.cast("trunc", b.or_(code, sign), f"i{small.bits}")
