@@ -30,7 +30,8 @@ class Differentiable:
 
         def run(leaves: Sequence[Any]) -> Any:
             tensors = [a if hasattr(a, "data_ptr") else to_torch(a) for a in leaves]
-            return pack(structure, apply(forward, *tensors))
+            results = apply(forward, *tensors)
+            return results[0] if structure == 0 else pack(structure, results)
 
         return run
 
@@ -64,8 +65,9 @@ def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
         def forward(ctx: Any, forward: Callable[..., Any], *tensors: Any) -> Any:
             ctx.save_for_backward(*tensors)
             results = forward(tensors)
-            ctx.floats = [r.is_floating_point() for r in results]
-            ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point()))
+            ctx.whole = [i for i, r in enumerate(results) if not r.is_floating_point()]
+            if ctx.whole:
+                ctx.mark_non_differentiable(*(results[i] for i in ctx.whole))
             return tuple(results)
 
         @staticmethod
@@ -73,7 +75,7 @@ def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
             tensors = ctx.saved_tensors
             wanted = tuple(i for i, t in enumerate(tensors)
                            if ctx.needs_input_grad[i + 1] and t.is_floating_point())
-            weights = tuple(g for g, is_float in zip(grads, ctx.floats, strict=True) if is_float)
+            weights = tuple(g for i, g in enumerate(grads) if i not in ctx.whole)
             found = dict(zip(wanted, owner.backward(wanted)(*tensors, weights), strict=True))
             return None, *(found.get(i) for i in range(len(tensors)))
 

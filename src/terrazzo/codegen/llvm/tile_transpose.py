@@ -101,11 +101,14 @@ class _Copy:
         whole_rows, whole_columns = b.and_(self.rows, -width), b.and_(self.columns, -width)
 
         def strips(streaming: bool) -> None:
-            def strip(i: Val, _: list[Val]) -> None:
-                b.loop(0, whole_columns, width, lambda j, _: self.block(i, j, streaming))
-                self.edge(i, b.add(i, width), whole_columns, self.columns)
-
-            b.loop(0, whole_rows, width, strip)
+            if streaming:
+                # Neighbouring lines of S one after the other: they share pages, come in pairs.
+                b.loop(0, whole_columns, width, lambda j, _: b.loop(
+                    0, whole_rows, width, lambda i, _: self.block(i, j, True)))
+            else:
+                # Along rows of D, whose lines are not whole: each is finished while it is near.
+                b.loop(0, whole_rows, width, lambda i, _: b.loop(
+                    0, whole_columns, width, lambda j, _: self.block(i, j, False)))
 
         if self.streaming:
             address = b.cast("ptrtoint", self.d, "i64")
@@ -113,6 +116,9 @@ class _Copy:
             b.if_(b.icmp("eq", rest, 0), lambda: strips(True), lambda: strips(False))
         else:
             strips(False)
+        b.if_(b.icmp("slt", whole_columns, self.columns), lambda: b.loop(
+            0, whole_rows, width, lambda i, _: self.edge(
+                i, b.add(i, width), whole_columns, self.columns)))
         b.if_(b.icmp("slt", whole_rows, self.rows),
               lambda: self.edge(whole_rows, self.rows, const("i64", 0), self.columns))
 
