@@ -147,3 +147,30 @@ def test_twenty_inputs() -> None:
     np.testing.assert_allclose(executable(*xs), sum(xs), rtol=1e-5)
     many = tz.jit(lambda xs: sum(xs[1:], xs[0]))
     np.testing.assert_allclose(many(xs), sum(xs), rtol=1e-5)
+
+
+def test_a_kernel_without_memory_says_so():
+    """A packed product that cannot get its panels raises; it does not crash."""
+    import subprocess
+    import sys
+
+    pytest.importorskip("resource")
+
+    program = """
+import numpy as np, resource, terrazzo as tz
+from terrazzo.errors import OutOfMemory
+a = np.ones((1024, 8192), "f"); b = np.ones((8192, 8192), "f")
+exe = tz.matmul.compile(a, b)
+assert exe.allocates
+out = exe.allocate([])[0]
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+try:
+    exe.run_into([a.ctypes.data, b.ctypes.data, out.ctypes.data])
+    print("ran")
+except OutOfMemory as error:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          timeout=120)
+    assert done.stdout.strip() == "refused", done.stderr[-2000:]

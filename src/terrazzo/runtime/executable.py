@@ -24,7 +24,7 @@ from terrazzo.runtime.layout import row_major, strides_of
 from terrazzo.runtime.profile import KernelTime, Profile, record
 from terrazzo.runtime.trampoline import python_function
 
-_EXPORTS = ("tz_run", "tz_constants")
+_EXPORTS = ("tz_run", "tz_constants", "tz_status")
 _DIRECT = ("tz_call_pointers", "tz_call_numpy")
 
 
@@ -50,6 +50,9 @@ class Executable:
         direct = slots + len(self.dims) <= MOST_ARGUMENTS
         exports = _EXPORTS + (_DIRECT if direct else ())
         self._library = jit.load_object(artifact.object_code, pool.symbols(), exports)
+        # Kernels that take memory from the heap may fail to get it, and say so here.
+        self.allocates = b"aligned_alloc" in artifact.object_code
+        self._status = ctypes.c_int64.from_address(self._library.address("tz_status"))
         self._constants = artifact.constants
         table = (ctypes.c_void_p * max(len(self._constants), 1)).from_address(
             self._library.address("tz_constants"))
@@ -147,6 +150,10 @@ class Executable:
         else:
             self._run(slots, arena.address, thread_count(), None)
         self.give_arena(arena)
+        if self._status.value:
+            self._status.value = 0
+            raise OutOfMemory(f"a kernel of {self.name} found no memory for its work",
+                              hint="use smaller inputs")
 
     def arena_size(self, sizes: Sequence[int] = ()) -> int:
         """Bytes for values between kernels, for some values of the symbolic sizes."""

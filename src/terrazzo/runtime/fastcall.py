@@ -88,7 +88,8 @@ def _numpy_layout_known() -> bool:
 
 def entry(executable: Any, structure: Any, arrays: Sequence[Any]) -> Callable[..., Any]:
     """A function from a tuple of arguments like `arrays` to the results."""
-    direct = getattr(executable, "call_numpy", None) is not None
+    direct = (getattr(executable, "call_numpy", None) is not None
+              and not executable.allocates)
     if direct and _numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable))
     if direct and arrays and all(hasattr(a, "data_ptr") for a in arrays):
