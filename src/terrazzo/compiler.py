@@ -20,6 +20,7 @@ from terrazzo.codegen.llvm.program import Argument, Call, module_text
 from terrazzo.expr.ir import Program
 from terrazzo.expr.lower import lower
 from terrazzo.expr.schedule import Schedule
+from terrazzo.expr.work import work
 from terrazzo.graph.fusion import Fused, Group, fuse, takes_strides
 from terrazzo.graph.ir import Graph, Node
 from terrazzo.graph.passes import canonicalize, inline_composites
@@ -32,7 +33,6 @@ from terrazzo.runtime.artifact import Artifact, Strides, aligned_bytes, pack, un
 from terrazzo.runtime.cache import default_cache, make_key
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.plan import MemoryPlan, plan_memory
-from terrazzo.scalar import Reduce, walk
 from terrazzo.shapes import num_elements
 
 
@@ -212,29 +212,6 @@ def _opaque(program: Program) -> Function:
     count = len(program.inputs)
     body = build(buffers[:count], buffers[count:])
     return Function(program.name, tuple(buffers), program.dims, body, node.op.name)
-
-
-def work(program: Program) -> tuple[Index, Index]:
-    """Floating-point operations and bytes that a program cannot do without."""
-    from terrazzo.scalar import cost
-
-    flops: Index = 0
-    for stage in program.stages:
-        if stage.body is None:
-            continue
-        elements = num_elements(stage.shape)
-        flops = flops + elements * cost(stage.body)
-        for node in walk(stage.body):
-            if isinstance(node, Reduce):
-                length: Index = 1
-                for axis in node.axes:
-                    length = length * axis.extent
-                flops = flops + elements * length * (1 + cost(node.value))
-    touched = dict.fromkeys((*program.inputs, *program.outputs))
-    size: Index = 0
-    for tensor in touched:
-        size = size + num_elements(tensor.shape) * tensor.dtype.itemsize
-    return flops, size
 
 
 # ---------------------------------------------------------------- compiling, with the cache

@@ -27,7 +27,7 @@ from terrazzo.expr.plan import (
 from terrazzo.expr.regions import Ranges, Reads, add_read, collect_reads, storage_range
 from terrazzo.expr.schedule import Schedule
 from terrazzo.expr.tensorize import tensorize
-from terrazzo.expr.work import count_operations
+from terrazzo.expr.work import work
 from terrazzo.index import Index, Var, bounds, proves_eq, substitute
 from terrazzo.loop.bounds import Interval, plus
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
@@ -93,11 +93,8 @@ class _Lowering:
             self.places[tensor] = Place(buffer, tensor)
         body = self._sequence([s for s in self.live if s.attach is None])
         origins = dict.fromkeys(s.tensor.origin for s in self.live if s.tensor.origin)
-        size: Index = 0
-        for buffer in params:
-            size = size + buffer.size * buffer.dtype.itemsize
-        return Function(name, tuple(params), program.dims, body, ", ".join(origins),
-                        flops=count_operations(self.live), bytes=size)
+        flops, size = work(program)
+        return Function(name, tuple(params), program.dims, body, ", ".join(origins), flops, size)
 
     def _sequence(self, stages: Sequence[Stage]) -> Stmt:
         """Whole tensors one after the other."""

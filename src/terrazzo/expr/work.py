@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from terrazzo.expr.plan import Stage
+from terrazzo.expr.ir import Program
 from terrazzo.expr.regions import axis_range
 from terrazzo.index import Index, Var
 from terrazzo.loop.bounds import Interval, interval_of
@@ -12,14 +10,22 @@ from terrazzo.scalar import OPS, Call, Reduce, Scalar, children
 from terrazzo.shapes import num_elements
 
 
-def count_operations(stages: Sequence[Stage]) -> Index:
-    """Arithmetic operations of a program, as the roofline counts them."""
+def work(program: Program) -> tuple[Index, Index]:
+    """Arithmetic operations, and the bytes that must be read and written at least once."""
+    touched = dict.fromkeys((*program.inputs, *program.outputs))
+    size: Index = 0
+    for tensor in touched:
+        size = size + num_elements(tensor.shape) * tensor.dtype.itemsize
+    if program.kind == "attention":
+        query, key = program.inputs[:2]
+        both = num_elements(query.shape) + num_elements(program.outputs[0].shape)
+        return 2 * both * key.shape[-2], size
     total: Index = 0
-    for stage in stages:
-        ranges = {a.var: Interval(a.lo, a.hi - 1) for a in stage.axes}
-        per_element, weights = _operations(stage.body, ranges), num_elements(stage.tensor.shape)
-        total = total + per_element * weights
-    return total
+    for stage in program.stages:
+        if stage.body is not None:
+            ranges = {a.var: Interval(a.lo, a.hi - 1) for a in stage.axes}
+            total = total + _operations(stage.body, ranges) * num_elements(stage.shape)
+    return total, size
 
 
 def _operations(expr: Scalar, ranges: dict[Var, Interval]) -> Index:

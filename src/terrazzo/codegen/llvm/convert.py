@@ -1,7 +1,8 @@
 """Conversions between f32 and the small float types, in instructions that vectorise.
 
 f16 has instructions of its own on every CPU we target but old x86. bf16 and the two fp8 types go
-through integer operations: LLVM would turn them into scalar library calls. fp8 values are held as i8.
+through integer operations: LLVM would turn them into scalar library calls. fp8 values are held as
+i8.
 Rounding is to nearest, ties to even; what overflows becomes nan in e4m3fn, which has no
 infinities, and infinity in e5m2, as in ml_dtypes.
 """
