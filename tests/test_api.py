@@ -136,6 +136,15 @@ def test_true_one_and_one_point_zero_are_three_things() -> None:
     np.testing.assert_array_equal(function(x, 1.0), x)
 
 
+def test_any_hashable_thing_may_be_static(compilations: list[str]) -> None:
+    function = tz.jit(lambda x, f, kind: tz.astype(f(x), kind))
+    x = floats(3)
+    for _ in range(2):
+        np.testing.assert_allclose(function(x, tz.exp, tz.float64), np.exp(x), rtol=1e-6)
+        assert function(x, tz.negative, np.float16).dtype == np.float16
+    assert len(compilations) == 2 and len(function.entries) == 2
+
+
 def test_nests_of_tensors() -> None:
     Pair = namedtuple("Pair", "left right")
 

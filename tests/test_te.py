@@ -183,3 +183,20 @@ def test_mistakes_in_calls() -> None:
         f(x[0], y, out)
     with pytest.raises(NotContiguous, match="B got an array with gaps"):
         f(x, np.zeros((3, 4), "f").T, out)
+
+
+def test_a_register_tile_of_the_cpu_by_name():
+    A, B = te.placeholder((24, 16), name="A"), te.placeholder((16, 40), name="B")
+    k = te.reduce_axis(16, name="k")
+    C = te.compute((24, 40), lambda i, j: te.sum(A[i, k] * B[k, j], axis=k), name="C")
+    s = te.schedule(C)
+    io, jo, ii, ji = s[C].tile(*s[C].axis, 4, 16)
+    s[C].reorder(io, jo, k, ii, ji)
+    s[C].tensorize(k, "fma_tile")
+    f = te.build(s, [A, B, C])
+    assert "fma_tile(" in str(f)
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((24, 16), "f"), rng.standard_normal((16, 40), "f")
+    c = np.empty((24, 40), "f")
+    f(a, b, c)
+    np.testing.assert_allclose(c, a @ b, rtol=1e-5, atol=1e-5)

@@ -362,9 +362,16 @@ def _key(x: Any, mode: str, leaves: list[Any]) -> Any:
         return (kind, *[_key(item, mode, leaves) for item in x])
     if kind is dict and mode == "any":
         return (kind, *[(k, _key(v, mode, leaves)) for k, v in x.items()])
-    if x is None or kind is str or isinstance(x, DType):
+    if x is None or kind is str:
         return x
-    raise _NoKey
+    # Traced values are no arguments of a run, and graphs are made anew for every call.
+    if isinstance(x, (Value, Graph)):
+        raise _NoKey
+    try:
+        hash(x)
+    except TypeError:
+        raise _NoKey from None
+    return (kind, x)
 
 
 def _flatten(x: Any, mode: str, leaves: list[Any]) -> Any:

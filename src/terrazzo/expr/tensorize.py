@@ -27,6 +27,7 @@ from terrazzo.loop.ir import (
     Tile,
     TileIntrinsic,
 )
+from terrazzo.loop.tiles import FMA_TILE
 from terrazzo.scalar import Scalar, as_scalar, call, loads
 
 _CHECKED_EXTENT = 5  # enough to tell instructions apart, small enough for the interpreter
@@ -74,7 +75,19 @@ class Intrinsic:
     arguments: Callable[[Pattern], Arguments | None] = extents_and_strides
 
 
-INTRINSICS: dict[str, Intrinsic] = {}
+def fma_tile_arguments(pattern: Pattern) -> Arguments | None:
+    """For loops k, i, j around `C[i, j] += A[i, k] * B[k, j]`, contiguous along j."""
+    if len(pattern.extents) != 3 or len(pattern.places) != 3:
+        return None
+    k, rows, columns = pattern.extents
+    (c_k, ldc, c_j), (a_step, lda, a_j), (ldb, b_i, b_j) = pattern.strides
+    if not (isinstance(rows, int) and isinstance(columns, int)) or (
+            (c_k, c_j, a_j, b_i, b_j) != (0, 1, 0, 0, 1)):
+        return None
+    return (k, lda, a_step, ldb, ldc), {"mr": rows, "nr": columns, "accumulate": True}
+
+
+INTRINSICS: dict[str, Intrinsic] = {"fma_tile": Intrinsic(FMA_TILE, fma_tile_arguments)}
 
 
 def register_intrinsic(intrinsic: Intrinsic) -> Intrinsic:
