@@ -282,6 +282,23 @@ def test_no_copy_where_strides_will_do(view: str, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(function(x), np.exp(x), rtol=1e-6)
 
 
+def test_strides_and_sizes_that_vary(compilations: list[str],
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    function = tz.jit(lambda x: tz.softmax(x) + 1.0)
+    function(floats(3, 5))
+
+    def refuse(array: Any) -> Any:
+        raise AssertionError("copied")
+
+    monkeypatch.setattr(fastcall, "row_major", refuse)
+    for rows, wide, columns in ((4, 9, 7), (5, 30, 20), (6, 40, 3), (70, 80, 33)):
+        x = floats(rows, wide)[:, :columns]
+        weights = np.exp(x - x.max(1, keepdims=True))
+        np.testing.assert_allclose(function(x), weights / weights.sum(1, keepdims=True) + 1,
+                                   rtol=1e-5)
+    assert len(compilations) == 2
+
+
 def test_two_layouts_at_once() -> None:
     x, y = floats(6, 20)[:, :7], np.broadcast_to(floats(7), (6, 7))
     np.testing.assert_array_equal(tz.add(x, y), x + y)

@@ -495,3 +495,8 @@ def test_building_is_fast() -> None:
         assert (flat // 16, flat % 16) == (row, lane)
     # About 0.1 s on one core of a busy server; the margin is for machines busier still.
     assert time.perf_counter() - start < 5
+
+
+def test_the_coefficient_of_a_variable_with_one_value() -> None:
+    only = Var("only", 0, 0)
+    assert coefficient(only, only) == 1

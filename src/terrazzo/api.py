@@ -233,6 +233,7 @@ class _Family:
     def dynamic(self, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]
                 ) -> tuple[Any, Any] | None:
         """Compiled once for all sizes that vary; None where that is not possible."""
+        strides = tuple(_symbolic_strides(i, a) for i, a in enumerate(leaves))
         pattern: list[tuple[Index, ...]] = []
         names: dict[Hashable, Var] = {}
         for i, shape in enumerate(shapes):
@@ -243,20 +244,27 @@ class _Family:
                     continue
                 dims.append(names.setdefault(self.classes[i, d], Var(f"n{len(names)}", 0)))
             pattern.append(tuple(dims))
-        key = ("dynamic", tuple(pattern))
+        key = ("dynamic", tuple(pattern), strides)
         if key not in self.executables:
             types = [TensorType(p, _dtype(a)) for p, a in zip(pattern, leaves, strict=True)]
             try:
                 graph, structure = _trace(self.rebuild, self.name, types)
                 if knobs.check:
                     _check_levels(graph, leaves)
-                self.executables[key] = (_compile_graph(graph), structure)
+                self.executables[key] = (_compile_graph(graph, strides=strides), structure)
             except VerifyError:
                 raise
             except TerrazzoError:
                 self.executables[key] = (None, None)  # not for symbolic sizes: one each
         found = self.executables[key]
         return None if found[0] is None else found
+
+
+def _symbolic_strides(i: int, array: Any) -> tuple[Index, ...] | None:
+    """Strides that go with any size: names, but for an axis that repeats and for the last one."""
+    strides = strides_of(array)
+    return strides and tuple(s if s == 0 or axis == len(strides) - 1 else Var(f"s{i}_{axis}", 0)
+                             for axis, s in enumerate(strides))
 
 
 def _compile_graph(graph: Graph, **options: Any) -> Any:

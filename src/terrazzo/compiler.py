@@ -94,7 +94,9 @@ class Lowering:
         """The symbolic sizes, by name."""
         from terrazzo.index import free_vars
 
-        found = {v for value in self.source.inputs for n in value.shape for v in free_vars(n)}
+        shapes = [value.shape for value in self.source.inputs]
+        found = {v for sizes in (*shapes, *self.input_strides) for n in sizes or ()
+                 for v in free_vars(n)}
         return sorted(found, key=lambda v: v.name)
 
     @cached_property

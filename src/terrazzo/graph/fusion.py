@@ -74,7 +74,7 @@ def is_view(body: Scalar) -> bool:
 
 
 def fuse(graph: Graph, *, row_fusion: bool = True,
-         strides: Mapping[Value, tuple[int, ...]] | None = None) -> Fused:
+         strides: Mapping[Value, tuple[Index, ...]] | None = None) -> Fused:
     """Divide a graph into kernels; `strides` says which inputs are not row major."""
     return _Fuser(graph, row_fusion, strides or {}).run()
 
@@ -88,7 +88,7 @@ def takes_strides(graph: Graph, value: Value) -> bool:
 
 class _Fuser:
     def __init__(self, graph: Graph, row_fusion: bool,
-                 strides: Mapping[Value, tuple[int, ...]]):
+                 strides: Mapping[Value, tuple[Index, ...]]):
         self.graph, self.row_fusion, self.strides = graph, row_fusion, strides
         self.outputs = set(graph.outputs)
         self.consumers: dict[Value, list[Node]] = {}

@@ -52,6 +52,8 @@ def free_vars(e: Index) -> set[Var]:
 
 def coefficient(e: Index, var: Var) -> Index | None:
     """The `c` of `e == c*var + rest` (0 where `var` is absent), or None if `e` is not affine."""
+    if e is var:  # also where its bounds leave it one value, which expressions would put in
+        return 1
     total: Index = 0
     for monomial, factor in items(e):
         if var in monomial:

@@ -22,7 +22,7 @@ from terrazzo.index import Algebra, Index, Var, interpret, maximum, minimum
 from terrazzo.version import __version__
 
 MAGIC = b"TZX\x02"
-Strides = tuple[tuple[int, ...] | None, ...]
+Strides = tuple[tuple[Index, ...] | None, ...]  # of each input; None is row major
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def pack(artifact: Artifact) -> bytes:
         "triple": artifact.triple,
         "object": len(artifact.object_code),
         "constants": [[as_dtype(c.dtype).name, list(c.shape)] for c in artifact.constants],
-        "strides": artifact.strides,
+        "strides": [s and [_to_data(n) for n in s] for s in artifact.strides],
         "notes": dict(artifact.notes),
     }).encode()
     blobs = [np.ascontiguousarray(c).tobytes() for c in artifact.constants]
@@ -123,7 +123,8 @@ def unpack(data: bytes, where: str = "") -> Artifact:
             tuple({k: v if k in ("name", "origin") else _from_data(v) for k, v in row.items()}
                   for row in header["kernels"]),
             tuple(header["features"]), header["triple"], code, tuple(constants),
-            tuple(None if s is None else tuple(s) for s in header["strides"]), header["notes"])
+            tuple(s and tuple(_from_data(n) for n in s) for s in header["strides"]),
+            header["notes"])
     except (KeyError, ValueError, struct.error, TypeError) as error:
         raise ArtifactError(f"the file's header makes no sense: {error}", where=where or None,
                             hint="compile it again") from error

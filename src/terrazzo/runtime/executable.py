@@ -97,7 +97,8 @@ class Executable:
 
     def bind(self, inputs: Sequence[Any]) -> list[int]:
         """The values of the symbolic sizes; every input must agree with them."""
-        sizes = [int(inputs[i].shape[axis]) for i, axis in self._sources]
+        shown = {"shape": lambda a: a.shape, "strides": lambda a: strides_of(a) or ()}
+        sizes = [int(shown[kind](inputs[i])[axis]) for kind, i, axis in self._sources]
         table = dict(zip(self.dims, sizes, strict=True))
         for (name, _, shape), array in zip(self.input_types, inputs, strict=True):
             for n, size in zip(shape, array.shape, strict=True):
@@ -124,9 +125,10 @@ class Executable:
         if len(array.shape) != len(shape):
             raise ShapeError(f"input {name!r} of {self.name} has {len(array.shape)} dimensions, "
                              f"expected {len(shape)}")
-        if self.strides[i] is None:
+        expected, found = self.strides[i], strides_of(array)
+        if expected is None:
             return row_major(array)
-        if strides_of(array) != self.strides[i]:
+        if found is None or any(isinstance(n, int) and n != s for n, s in zip(expected, found)):
             raise ArgumentError(f"input {name!r} of {self.name} was compiled for strides "
                                 f"{self.strides[i]}", hint="compile it with an input like this one")
         return array
@@ -236,15 +238,20 @@ def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:
 
 
 def _dims_of(artifact: Artifact) -> list[Var]:
-    found = {v for _, _, shape in artifact.inputs for n in shape for v in free_vars(n)}
+    shapes = [shape for _, _, shape in artifact.inputs]
+    found = {v for sizes in (*shapes, *artifact.strides) for n in sizes or ()
+             for v in free_vars(n)}
     return sorted(found, key=lambda v: v.name)
 
 
-def _axis_of(dim: Var, artifact: Artifact) -> tuple[int, int]:
-    for i, (_, _, shape) in enumerate(artifact.inputs):
-        for axis, n in enumerate(shape):
-            if isinstance(n, Var) and n.name == dim.name:
-                return i, axis
+def _axis_of(dim: Var, artifact: Artifact) -> tuple[str, int, int]:
+    """Where the value of a symbolic size shows: in the shape or strides of an input, which axis."""
+    shapes = [shape for _, _, shape in artifact.inputs]
+    for kind, rows in (("shape", shapes), ("strides", artifact.strides)):
+        for i, sizes in enumerate(rows):
+            for axis, n in enumerate(sizes or ()):
+                if isinstance(n, Var) and n.name == dim.name:
+                    return kind, i, axis
     raise ArgumentError(f"the size {dim} is not a dimension of any input",
                         hint="every symbolic size must be one whole dimension of some input")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm.builder import Builder, Module, Val, const
 from terrazzo.codegen.llvm.kernel import write_function
-from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
+from terrazzo.codegen.llvm.loops import STATUS, LoopEmitter, Scope
 from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Function
 
@@ -46,6 +46,7 @@ def module_text(calls: Sequence[Call], slots: int, constants: int, dims: Sequenc
     module = Module(chip.features)
     for function in dict.fromkeys(c.function for c in calls):
         write_function(module, chip, function)
+    module.global_(STATUS, "i64", "0", linkage="")
     module.global_("tz_constants", f"[{max(constants, 1)} x ptr]", "zeroinitializer",
                    linkage="")
     _write_main(module, chip, calls, slots, dims)
