@@ -352,10 +352,20 @@ def as_value(x: Any, dtype: DType | None = None) -> Value:
     if isinstance(x, Value):
         return x
     if hasattr(x, "detach"):  # a torch tensor inside a trace is a constant
-        x = x.detach().cpu().numpy()
+        x = _from_torch(x.detach().cpu())
     if isinstance(x, IndexExpr):
         return apply(operator_named("dimension"), [], {"size": x})
     return constant(x, dtype)
+
+
+def _from_torch(x: Any) -> np.ndarray:
+    try:
+        return x.numpy()
+    except TypeError:  # bfloat16 and fp8: numpy knows them from ml_dtypes, torch does not
+        import torch
+
+        kind = as_dtype(x.dtype).np
+        return x.view({1: torch.uint8, 2: torch.int16}[kind.itemsize]).numpy().view(kind)
 
 
 def _is_number(x: Any) -> bool:

@@ -41,8 +41,10 @@ __all__ = [
     "sorting",
 ]
 
-# Functions of the public API that are more than one operator.
+# Functions of the public API that are more than one operator, and the array API's short names.
 PUBLIC = {
+    "abs": elementwise.absolute,
+    "pow": elementwise.power,
     "einsum": contract.einsum,
     **{name: getattr(control, name) for name in ("cond", "while_loop", "scan")},
 }
