@@ -33,4 +33,5 @@ from terrazzo.version import __version__
 _PRIVATE = {"constant", "dimension"}
 globals().update({name: value for name, value in _OPERATORS.items() if name not in _PRIVATE})
 globals().update(_ops.PUBLIC)
-__all__ = sorted({name for name in globals() if not name.startswith("_")} - {"ops"})
+__all__ = sorted(name for name, value in globals().items()
+                 if not name.startswith("_") and type(value).__name__ != "module")
