@@ -217,8 +217,12 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
 
 def _undefined(name: str, given: Sequence[Bounded]) -> Any:
     """Where a result hangs on what is not defined: the sign of a nan, a division by perhaps 0,
-    a product beyond float64."""
+    a pole that may have been hit, a product beyond float64."""
     last = given[-1]
+    if name in _BACKWARD_STABLE:  # poles at 0, -1, -2, ...
+        value = _wide(last.value)
+        nearest = np.minimum(np.floor(value + last.error), 0.0)
+        return (last.error > 0) & (nearest >= value - last.error)
     if name == "multiply":  # the yardstick overflows too, where a fused multiply-add does not
         first, second = _wide(given[0].value), _wide(last.value)
         return np.isfinite(first) & np.isfinite(second) & np.isinf(first * second)
