@@ -6,7 +6,9 @@ write it; any other is run by its body.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,32 @@ _FUNCTIONAL = {
 }  # fmt: skip
 
 Rule = Callable[..., Any]
+
+# With these, a literal is written as a number, as a person would: torch has faster ways for it.
+_ARITHMETIC = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul,
+               "divide": operator.truediv, "power": operator.pow}
+
+
+def _with_number(node: Node) -> tuple[int, Rule] | None:
+    """Which operand of an arithmetic node is not a literal, and the operation on that one."""
+    function = _ARITHMETIC.get(node.op.name)
+    if function is None:
+        return None
+    for i, value in enumerate(node.inputs):
+        source = None if value is None else value.node
+        if source is not None and source.op.name == "constant" and source.types[0].shape == ():
+            number = source.attrs["value"].item()
+            if not isinstance(number, float):
+                return None
+            if node.op.name == "power" and number == int(number):
+                number = int(number)
+            return (1, partial(function, number)) if i == 0 else (
+                0, partial(_swapped, function, number))
+    return None
+
+
+def _swapped(function: Rule, second: Any, first: Any) -> Any:
+    return function(first, second)
 
 
 def _rules(torch: Any) -> dict[str, Rule]:
@@ -185,6 +213,11 @@ def _steps(graph: Graph, rules: Mapping[str, Rule], dims: Mapping[Any, int],
         attrs = {k: concrete(v, dims) for k, v in node.attrs.items()}
         ours = OPERATORS.get(node.op.name) is node.op  # a user may have one of the same name
         rule = rules.get(node.op.name) if ours else None
+        literal = _with_number(node) if ours else None
+        if literal is not None:
+            which, operation = literal
+            table[node.outputs[0]] = add(operation, [inputs[which]], {})
+            return
         if rule is not None and len(node.types) == 1:
             if node.op.name == "constant":
                 value = to_torch(node.attrs["value"])
