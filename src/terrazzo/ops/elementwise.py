@@ -74,8 +74,14 @@ def _power_grad(x: Value, y: Value, z: Value, g: Value) -> tuple[Value, Value]:
 power = _binary("power", _power_grad, "x ** y", scalar_op="pow")
 atan2 = _binary("atan2", lambda x, y, z, g: (g * y / (x * x + y * y), -g * x / (x * x + y * y)),
                 "the angle of the point (y, x)", result="float")
-hypot = _binary("hypot", lambda x, y, z, g: (g * x / z, g * y / z), "sqrt(x*x + y*y)",
-                result="float")
+
+
+def _hypot_grad(x: Value, y: Value, z: Value, g: Value) -> tuple[Value, Value]:
+    length = where(equal(z, 0), 1, z)  # at the origin every slope between -1 and 1 is one; take 0
+    return g * x / length, g * y / length
+
+
+hypot = _binary("hypot", _hypot_grad, "sqrt(x*x + y*y)", result="float")
 copysign = _binary("copysign", lambda x, y, z, g: (g * where(
     equal(signbit(x), signbit(y)), 1.0, -1.0), None), "x with the sign of y", result="float")
 
