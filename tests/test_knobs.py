@@ -18,7 +18,7 @@ from terrazzo.knobs import knobs as settings
 def test_defaults_when_the_environment_is_empty() -> None:
     knobs = Knobs({})
     assert (knobs.threads, knobs.vector_bits, knobs.cache, knobs.dump) == (0, 0, True, "")
-    assert (knobs.dynamic, knobs.opt_level, knobs.fast_math) == ("auto", "all", False)
+    assert (knobs.dynamic, knobs.opt_level, knobs.check) == ("auto", "all", False)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_defaults_when_the_environment_is_empty() -> None:
         ("vector_bits", "256", 256),
         ("cache", "0", False),
         ("cache", "no", False),
-        ("fast_math", "TRUE", True),
+        ("check", "TRUE", True),
         ("cache_dir", "/some/where", "/some/where"),
         ("dump", "loop, asm", "loop,asm"),
         ("dynamic", "never", "never"),
@@ -51,7 +51,7 @@ def test_reads_the_environment(name: str, text: str, value: Any) -> None:
         ("TZ_CACHE", "maybe", "0 or 1"),
         ("TZ_DUMP", "loop,tokens", "graph, expr, loop, llvm, asm"),
         ("TZ_DYNAMIC", "sometimes", "auto, never, always"),
-        ("TZ_LOG", "loud", "error, warning, info, debug"),
+        ("TZ_OPT_LEVEL", "most", "basic, extended, layout, all"),
     ],
 )
 def test_bad_variable_is_named_with_what_is_allowed(variable: str, text: str, allowed: str) -> None:
@@ -84,14 +84,14 @@ def test_unknown_name_is_refused_with_the_known_ones() -> None:
 
 def test_override_ends_with_its_block_even_on_an_error() -> None:
     knobs = Knobs({"TZ_THREADS": "3"})
-    with pytest.raises(ZeroDivisionError), knobs.override(threads=1, fast_math=True) as inside:
+    with pytest.raises(ZeroDivisionError), knobs.override(threads=1, check=True) as inside:
         assert inside is knobs
-        assert (knobs.threads, knobs.fast_math) == (1, True)
+        assert (knobs.threads, knobs.check) == (1, True)
         with knobs.override(threads=2):
-            assert (knobs.threads, knobs.fast_math) == (2, True)
+            assert (knobs.threads, knobs.check) == (2, True)
         assert knobs.threads == 1
         raise ZeroDivisionError
-    assert (knobs.threads, knobs.fast_math) == (3, False)
+    assert (knobs.threads, knobs.check) == (3, False)
 
 
 def test_overrides_of_two_threads_that_end_out_of_order_leave_nothing_behind() -> None:
@@ -132,7 +132,7 @@ def test_assignment_settles_and_waits_for_open_overrides() -> None:
 def test_code_key_follows_the_settings_that_shape_code_and_no_others() -> None:
     knobs = Knobs({})
     before = knobs.code_key
-    with knobs.override(threads=1, log="debug", dump="asm"):
+    with knobs.override(threads=1, dump="asm"):
         assert knobs.code_key == before
     with knobs.override(vector_bits=128):
         assert knobs.code_key != before

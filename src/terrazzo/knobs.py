@@ -101,11 +101,6 @@ class Settings:
         choices=DUMP_LEVELS,
         several=True,
     )
-    fast_math: bool = _knob(
-        False,
-        "let the compiler reorder float arithmetic and assume there are no NaNs or infinities",
-        shapes_code=True,
-    )
     check: bool = _knob(
         False, "on each new compile, run every level against the one above and compare"
     )
@@ -119,16 +114,8 @@ class Settings:
     opt_level: str = _knob(
         "all",
         "which graph rewrites run",
-        choices=("all", "basic", "none"),
+        choices=("basic", "extended", "layout", "all"),
         shapes_code=True,
-    )
-    sanitize: bool = _knob(
-        False, "check every load and store of compiled code against its bounds", shapes_code=True
-    )
-    log: str = _knob(
-        "warning",
-        "how much is logged",
-        choices=("error", "warning", "info", "debug"),
     )
 
 

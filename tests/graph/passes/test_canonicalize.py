@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,3 +172,13 @@ def test_gradients_of_random_graphs_keep_their_values(graph: Graph, seed: int) -
     for before, now in zip(run(pulled, arrays, wide=True), run(after, arrays, wide=True),
                            strict=True):
         np.testing.assert_allclose(before, now, rtol=1e-12)
+
+
+@pytest.mark.parametrize("level", ["basic", "extended", "layout", "all"])
+def test_every_level_of_the_setting_compiles(level):
+    import terrazzo as tz
+
+    x = np.ones((3, 4), np.float32) * 3
+    with tz.knobs.override(opt_level=level):
+        got = tz.jit(lambda x: x * 1.0 + tz.power(x, 2.0))(x)
+    np.testing.assert_allclose(got, 12.0)
