@@ -23,6 +23,7 @@ from terrazzo.graph.autodiff import vjp_graph
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, operator_named
 from terrazzo.graph.trace import trace
+from terrazzo.scalar import OPS
 from terrazzo.shapes import Shape, dim
 
 sys.path[:0] = [str(Path(__file__).parent / "graph")]
@@ -322,3 +323,10 @@ def test_every_operator_has_a_row() -> None:
     ours = {op.name for op in OPERATORS.values() if op.family and op.family != "user"}
     missing = sorted(ours - ROWS.keys() - MORE.keys() - WITHOUT_A_ROW)
     assert not missing, f"add rows of cases for {', '.join(missing)}"
+
+
+def test_shifts_of_the_widest_integers():
+    x = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
+    got = tz.bitwise_right_shift(x, np.uint64(1) * np.ones(1, np.uint64))
+    np.testing.assert_array_equal(got, x >> np.uint64(1))
+    assert OPS["shr"].numpy(x, np.ones(4, np.uint64)).dtype == np.uint64

@@ -244,7 +244,7 @@ def _shift(function: Callable[..., Any], over: Callable[[Any], Any]) -> Callable
         bits = a.dtype.itemsize * 8
         inside = (b >= 0) & (b < bits)
         safe = np.where(inside, b, 0).astype(a.dtype)
-        return np.where(inside, function(a, safe), over(a)).astype(a.dtype)
+        return np.where(inside, function(a, safe), np.asarray(over(a)).astype(a.dtype))
 
     return reference
 
