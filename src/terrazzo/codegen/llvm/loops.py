@@ -22,6 +22,7 @@ from terrazzo.codegen.llvm.scalars import (
     register_type,
     to_memory,
 )
+from terrazzo.dtypes import int64
 from terrazzo.errors import CodegenError
 from terrazzo.index import (
     Algebra,
@@ -456,7 +457,7 @@ class ScalarCode:
         if isinstance(node, FromIndex):
             value = self.index_value(node.index)
             elem = register_type(node.dtype)
-            return value if elem == "i64" else scalars.cast(self.b, value, _int64(), node.dtype)
+            return value if elem == "i64" else scalars.cast(self.b, value, int64, node.dtype)
         if isinstance(node, Load):
             place = node.indices[0]
             key: tuple[object, ...] = (node.source, id(place) if isinstance(place, Scalar)
@@ -529,12 +530,6 @@ class ScalarCode:
     def place(self, node: Load) -> Val:
         index = node.indices[0]
         return self.visit(index, None) if isinstance(index, Scalar) else self.index_value(index)
-
-
-def _int64():  # type: ignore[no-untyped-def]
-    from terrazzo.dtypes import int64
-
-    return int64
 
 
 # ---------------------------------------------------------------- vector loops
