@@ -229,6 +229,16 @@ def test_functions_that_swing_are_left_open_where_their_argument_is_too_inexact(
     assert np.isinf(error[0]) and error[1] < 1e-5
 
 
+def test_a_pole_that_may_have_been_crossed_is_left_open() -> None:
+    x = np.array([np.pi / 2, 1.0], np.float16)
+    error = bounds_of(lambda x: tz.tan(x * 1.0001), x).error
+    assert np.isinf(error[0]) and error[1] < 0.1
+    # -1 - 6e-8 is -1 in float16: a power of a negative number exists for only one of the two.
+    tiny = np.array([-6e-8, 0.5], np.float16)
+    error = bounds_of(lambda y: tz.power(tz.full((2,), -0.5, "float16"), y - 1), tiny).error
+    assert np.isinf(error[0]) and error[1] == pytest.approx(0, abs=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [float64, float32, float16, bfloat16])
 def test_comparison_knows_the_type(dtype: Any) -> None:
     exact = error_bounds.Bounded(np.array([1.0, np.nan, np.inf]), np.zeros(3))

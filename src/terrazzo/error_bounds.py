@@ -226,6 +226,13 @@ def _undefined(name: str, given: Sequence[Bounded]) -> Any:
     if name == "multiply":  # the yardstick overflows too, where a fused multiply-add does not
         first, second = _wide(given[0].value), _wide(last.value)
         return np.isfinite(first) & np.isfinite(second) & np.isinf(first * second)
+    if name == "tan":  # poles half-way between the multiples of pi
+        turns = _wide(last.value) / np.pi + 0.5
+        reach = SAFETY * last.error / np.pi
+        return np.floor(turns + reach) > np.floor(turns - reach)
+    if name == "power":  # of a negative number it is only defined for integers
+        base, (low, high) = given[0], (last.value - last.error, last.value + last.error)
+        return (last.error > 0) & (base.value < base.error) & (np.floor(high) >= low)
     if name == "copysign":
         return np.isnan(_wide(last.value))
     if name in ("divide", "remainder", "fmod", "floor_divide"):

@@ -258,6 +258,11 @@ def test_float_results_of_integers_keep_their_type() -> None:
     assert_same(run(graph, [INTS])[0], run(after, [INTS])[0])
 
 
+def test_a_truth_value_has_no_negative() -> None:
+    graph = graph_of(lambda x: x * -1, (TRUTHS,))
+    assert_same(run(graph, [TRUTHS])[0], run(algebra(graph), [TRUTHS])[0])
+
+
 def test_half_types_divide_by_powers_of_two_only_where_the_inverse_is_normal() -> None:
     near, far = (rewrite(graph_of(lambda x, d=divisor: x / d, (np.ones(3, np.float16),)), RULES)[1]
                  for divisor in (2.0**10, 2.0**15))

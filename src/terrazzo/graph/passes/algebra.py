@@ -46,6 +46,11 @@ def is_bool(value: Value) -> bool:
     return value.dtype.is_bool
 
 
+def is_number(value: Value) -> bool:
+    """Whether a value holds anything but truth values."""
+    return not value.dtype.is_bool
+
+
 def is_exact(value: Value) -> bool:
     """Whether a value holds integers or truth values, which have no nan and no -0.0."""
     return value.dtype.is_integer or value.dtype.is_bool
@@ -85,7 +90,8 @@ NEUTRAL = RuleTable((
 
 # ---------------------------------------------------------------- signs
 SIGNS = RuleTable((
-    Rule("multiply by minus one", P.multiply(x, -1), lambda x: _op("negative", x)),
+    Rule("multiply by minus one", P.multiply(x.that(is_number), -1),
+         lambda x: _op("negative", x), doc="True * -1 is an integer, and -True is none"),
     Rule("subtract from minus zero", P.subtract(-0.0, x.that(is_float)),
          lambda x: _op("negative", x)),
     Rule("subtract from zero", P.subtract(0, x.that(is_int)), lambda x: _op("negative", x),
