@@ -163,6 +163,12 @@ def test_a_wrong_gradient_is_found() -> None:
     assert float(error.got) == pytest.approx(float(error.expected) / 2, rel=1e-4)
 
 
+def test_bits_of_floats_are_not_differentiated() -> None:
+    x = np.ones((2,), np.float64)
+    report = tz.verify(lambda x: tz.silu(tz.bitcast(x, dtype="int64")), x, kinds=("given",))
+    assert str(report)
+
+
 def test_errors_of_the_compiler_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(scalars._FLOAT, "mul")
     error = blamed(gelu)
