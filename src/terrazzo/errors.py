@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -26,8 +29,25 @@ def _is_users(frame: FrameType) -> bool:
     return not (file.startswith(_STDLIB) and "site-packages" not in file)
 
 
+_located = threading.local()
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """While open, what is traced comes from a place that is no line of Python: a model's node."""
+    before = getattr(_located, "where", None)
+    _located.where = where
+    try:
+        yield
+    finally:
+        _located.where = before
+
+
 def user_location() -> str | None:
     """Name the innermost line of the user's own code on the stack, as "file.py:17 in f"."""
+    where: str | None = getattr(_located, "where", None)
+    if where is not None:
+        return where
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _is_users(frame):
         frame = frame.f_back
@@ -197,6 +217,10 @@ class CacheError(TerrazzoError, RuntimeError):
 
 class ArtifactError(TerrazzoError, ValueError):
     """A saved .tzx file is damaged, too new, or made for another machine."""
+
+
+class ModelError(TerrazzoError, ValueError):
+    """A model is damaged or inconsistent, or was called with what does not fit it."""
 
 
 class KnobError(TerrazzoError, ValueError):

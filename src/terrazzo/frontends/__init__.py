@@ -1,0 +1,1 @@
+"""What brings models into graphs: one folder a source."""

@@ -1,0 +1,1 @@
+"""ONNX models into graphs, and nothing else: reading files, converters, shape arithmetic."""

@@ -1,0 +1,350 @@
+"""Nodes of an ONNX graph into one Graph, as many of them as can be converted.
+
+A node that has no converter, or whose converter needs to know what a tensor holds, is put off with
+the reason, and with it all that depends on it; the rest goes into the graph. Whoever runs the
+model runs the graph, finds another way for what was put off, and imports again from there, with
+more known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import as_dtype, int64
+from terrazzo.errors import TerrazzoError, UnsupportedOperator, located
+from terrazzo.frontends.onnx import shape_values
+from terrazzo.frontends.onnx.model import node_text
+from terrazzo.frontends.onnx.registry import (
+    Call,
+    NeedsValue,
+    Result,
+    attribute_value,
+    find,
+)
+from terrazzo.graph import evaluate
+from terrazzo.graph.ir import (
+    Graph,
+    Node,
+    TensorType,
+    Value,
+    as_value,
+    operator_named,
+    trace_scope,
+)
+from terrazzo.graph.rewrite import constant_array
+from terrazzo.index import IndexExpr
+
+_FOLD = 1 << 16  # bytes; small results of constants are computed at once, as sizes may hang on them
+
+
+@dataclass(frozen=True, eq=False)
+class Imported:
+    """What became of some nodes: a graph of the convertible ones, and the others with reasons."""
+
+    graph: Graph
+    inputs: tuple[str, ...]  # names of the graph's inputs
+    outputs: tuple[str, ...]
+    put_off: dict[int, str]  # number of the node: why
+    needed: frozenset[str]  # tensors that converters would have to know the contents of
+    constants: dict[str, np.ndarray] = field(default_factory=dict)  # outputs that are constant
+
+
+class Importer:
+    """One import in progress: the values of names so far."""
+
+    def __init__(self, opsets: Mapping[str, int], where: str = ""):
+        self.opsets, self.where = opsets, where
+        self.values: dict[str, Value] = {}
+        self.sizes: dict[str, np.ndarray] = {}  # integers that are known, some symbolic
+
+    # ------------------------------------------------------------ names
+    def define(self, name: str, value: Value) -> None:
+        """Enter the value of a name."""
+        self.values[name] = value
+
+    def define_sizes(self, name: str, sizes: np.ndarray) -> None:
+        """Enter known integers: a constant, unless some are symbolic."""
+        if any(isinstance(n, IndexExpr) for n in sizes.reshape(-1)):
+            self.sizes[name] = sizes
+        else:
+            self.values[name] = literal(np.asarray(sizes.astype(np.int64)))
+
+    def has(self, name: str) -> bool:
+        """Whether a name has a value here."""
+        return name in self.values or name in self.sizes
+
+    def value(self, name: str) -> Value:
+        """The value of a name; symbolic sizes become a tensor when asked for as one."""
+        if name not in self.values:
+            sizes = self.sizes[name]
+            items = [astype(as_value(n), dtype=int64) for n in sizes.reshape(-1)]
+            if sizes.ndim == 0:
+                self.values[name] = items[0]
+            else:
+                stacked = operator_named("stack")(items, axis=0)
+                self.values[name] = operator_named("reshape")(stacked, shape=sizes.shape)
+        return self.values[name]
+
+    def known(self, name: str) -> np.ndarray | None:
+        """What a name holds, if that is known."""
+        if name in self.sizes:
+            return self.sizes[name]
+        return constant_array(self.values[name])
+
+    def attribute(self, attribute: Any) -> Any:
+        """An AttributeProto as Python data."""
+        return attribute_value(attribute, self.where)
+
+    # ------------------------------------------------------------ nodes
+    def convert(self, node: Any) -> None:
+        """Define the outputs of a node; raises NeedsValue or a TerrazzoError."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = self.opsets.get(domain, 1)
+        call = Call(node, version, self)
+        if not domain and self._size_arithmetic(call):
+            return
+        converter = find(domain, node.op_type, version)
+        if converter is None:
+            body = function_body(node, version, self)
+            if body is None:
+                raise UnsupportedOperator(f"{node_text(node)}: there is no code for this operator")
+            self.expand(node, body)
+            return
+        with located(node_text(node)), trace_scope():
+            result = converter.function(call)
+        self._finish(node, result)
+
+    def _finish(self, node: Any, result: Result) -> None:
+        values = [result] if isinstance(result, Value) else list(result)
+        for name, value in zip(node.output, values, strict=False):
+            if name and value is not None:
+                self.define(name, folded(value))
+        missing = [o for o in node.output if o and not self.has(o)]
+        if missing:
+            raise UnsupportedOperator(f"{node_text(node)}: its output {missing[0]!r} is not made")
+
+    def _size_arithmetic(self, call: Call) -> bool:
+        node = call.node
+        if node.op_type in ("Shape", "Size") and call.has(0):
+            shape = call.value(0).shape
+            if node.op_type == "Shape":
+                shape = shape[slice(call.attr("start", 0), call.attr("end"))]
+                sizes = np.array(shape + (None,), object)[:-1]  # a tuple of Index stays 1-D
+            else:
+                total: Any = 1
+                for n in shape:
+                    total = total * n
+                sizes = np.array(total, object)
+            self.define_sizes(node.output[0], sizes)
+            return True
+        if not any(name in self.sizes for name in node.input):
+            return False
+        known = [call.known(i) for i in range(len(call)) if call.has(i)]
+        if any(k is None for k in known):
+            return False
+        sizes = shape_values.compute(node.op_type, [k for k in known if k is not None], call.attr)
+        if sizes is None:
+            return False
+        self.define_sizes(node.output[0], sizes)
+        return True
+
+    def expand(self, node: Any, body: Any) -> None:
+        """Convert the nodes that define an operator's meaning, in a scope of their own."""
+        inner = Importer({**self.opsets, **{
+            ("" if o.domain == "ai.onnx" else o.domain): o.version for o in body.opset_import}},
+            self.where)
+        for formal, actual in zip(body.input, node.input, strict=False):
+            if actual:
+                inner.values.update({formal: self.values[actual]} if actual in self.values else {})
+                inner.sizes.update({formal: self.sizes[actual]} if actual in self.sizes else {})
+        given = {a.name: a for a in node.attribute}
+        for step in body.node:
+            inner.convert(_with_attributes(step, given, body))
+        for formal, actual in zip(body.output, node.output, strict=False):
+            if actual:
+                self.define(actual, inner.value(formal))
+
+    def inline(self, graph: Any) -> list[Value]:
+        """The outputs of a subgraph that reads names of this scope: a branch that is taken."""
+        inner = Importer(self.opsets, self.where)
+        inner.values, inner.sizes = dict(self.values), dict(self.sizes)
+        from terrazzo.frontends.onnx.model import tensor_array
+
+        for tensor in graph.initializer:
+            inner.define(tensor.name, literal(tensor_array(tensor, None, self.where)))
+        for node in graph.node:
+            inner.convert(node)
+        return [inner.value(o.name) for o in graph.output]
+
+
+def _with_attributes(step: Any, given: Mapping[str, Any], body: Any) -> Any:
+    """A node of a function body with the attributes that refer to the caller's filled in."""
+    if not any(a.ref_attr_name for a in step.attribute):
+        return step
+    fresh = type(step)()
+    fresh.CopyFrom(step)
+    del fresh.attribute[:]
+    defaults = {a.name: a for a in getattr(body, "attribute_proto", ())}
+    for attribute in step.attribute:
+        source = attribute
+        if attribute.ref_attr_name:
+            source = given.get(attribute.ref_attr_name) or defaults.get(attribute.ref_attr_name)
+            if source is None:
+                continue
+        copy = fresh.attribute.add()
+        copy.CopyFrom(source)
+        copy.name = attribute.name
+    return fresh
+
+
+def function_body(node: Any, version: int, importer: Importer) -> Any:
+    """The function that ONNX itself defines an operator by, for these types; None without one."""
+    from onnx import defs
+
+    try:
+        schema = defs.get_schema(node.op_type, version, node.domain)
+    except defs.SchemaError:
+        return None
+    if schema.has_context_dependent_function:
+        types = [type_proto(importer.value(n).type).SerializeToString() if n else b""
+                 for n in node.input]
+        best = max((v for v in schema.context_dependent_function_opset_versions if v <= version),
+                   default=None)
+        if best is None:
+            return None
+        text = schema.get_context_dependent_function_with_opset_version(
+            best, node.SerializeToString(), types)
+    elif schema.has_function:
+        best = max((v for v in schema.function_opset_versions if v <= version), default=None)
+        if best is None:
+            return None
+        text = schema.get_function_with_opset_version(best)
+    else:
+        return None
+    if not isinstance(text, bytes):
+        return text
+    from onnx import FunctionProto
+
+    return FunctionProto.FromString(text)
+
+
+def type_proto(type: TensorType) -> Any:
+    """A tensor's type as onnx writes it; symbolic sizes stay open."""
+    from onnx import helper
+
+    from terrazzo.frontends.onnx.types import code_of
+
+    return helper.make_tensor_type_proto(
+        code_of(type.dtype), [n if isinstance(n, int) else None for n in type.shape])
+
+
+# ---------------------------------------------------------------- values
+def astype(value: Value, *, dtype: Any) -> Value:
+    """A conversion, where one is needed."""
+    return value if value.dtype is dtype else operator_named("astype")(value, dtype=dtype)
+
+
+def literal(array: np.ndarray) -> Value:
+    """A constant that uses the array's own memory."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    return Node(operator_named("constant"), (), {"value": array},
+                (TensorType(array.shape, as_dtype(array.dtype)),)).outputs[0]
+
+
+def folded(value: Value) -> Value:
+    """The value as a constant, if it is small and depends on constants only."""
+    node = value.node
+    if node is None or node.op.name == "constant" or node.op.effects:
+        return value
+    if any(isinstance(n, IndexExpr) for t in node.types for n in t.shape):
+        return value
+    size = int(np.prod(value.shape, dtype=np.int64)) * value.dtype.itemsize
+    if size > _FOLD:
+        return value
+    graph = Graph("fold", (), (value,))
+    if any(n.op.effects or (not n.inputs and n.op.name == "dimension") for n in graph.nodes):
+        return value
+    if not _depends_on_constants(graph):
+        return value
+    with np.errstate(all="ignore"):
+        (array,) = evaluate.run(graph, [])
+    return literal(np.asarray(array).astype(value.dtype.np, copy=False).reshape(value.shape))
+
+
+def _depends_on_constants(graph: Graph) -> bool:
+    for node in graph.nodes:
+        if any(v is not None and v.node is None for v in node.inputs):
+            return False
+        if node.op.name == "constant" and node.types[0].shape and (
+                node.attrs["value"].nbytes > 16 * _FOLD):
+            return False
+    return True
+
+
+# ---------------------------------------------------------------- importing many nodes
+def import_nodes(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
+                 types: Mapping[str, TensorType], known: Mapping[str, np.ndarray],
+                 wanted: Iterable[str], name: str = "model", where: str = "") -> Imported:
+    """A graph of all the nodes that can be converted.
+
+    `types` are the tensors that will be given at run time, `known` those whose contents are known
+    now (weights), `wanted` the names to answer with; beyond these, the graph's outputs are what
+    nodes that were put off still need.
+    """
+    importer = Importer(opsets, where)
+    inputs = {n: Value(t, name=n) for n, t in types.items()}
+    importer.values.update(inputs)
+    reads = {n for _, node in nodes for n in needed_names(node)}
+    wanted = list(wanted)
+    for weight in reads.union(wanted) & known.keys():
+        array = known[weight]
+        if array.dtype.kind not in "OUS":
+            importer.define(weight, literal(array))
+    put_off: dict[int, str] = {}
+    needed: set[str] = set()
+    for number, node in nodes:
+        missing = next((n for n in needed_names(node) if not importer.has(n)), None)
+        if missing is not None:
+            put_off[number] = f"waits for {missing!r}"
+            continue
+        try:
+            importer.convert(node)
+        except NeedsValue as error:
+            needed.add(error.name)
+            put_off[number] = str(error)
+        except TerrazzoError as error:
+            put_off[number] = error.message
+    later = {n for number, node in nodes if number in put_off for n in needed_names(node)}
+    made = {o for number, node in nodes if number not in put_off for o in node.output if o}
+    results = [n for n in dict.fromkeys([*wanted, *sorted(later & made)]) if importer.has(n)]
+    values = {n: importer.value(n) for n in results}
+    constants = {n: a for n, v in values.items() if (a := constant_array(v)) is not None}
+    results = [n for n in results if n not in constants]
+    graph = Graph(name, (), tuple(values[n] for n in results))
+    used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
+    names = tuple(n for n, v in inputs.items() if v in used)
+    graph = Graph(name, tuple(inputs[n] for n in names), graph.outputs)
+    return Imported(graph, names, tuple(results), put_off, frozenset(needed), constants)
+
+
+def needed_names(node: Any) -> list[str]:
+    """The names a node reads, those that its subgraphs take from outside included."""
+    names = [n for n in node.input if n]
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+            names += outer_names(graph)
+    return list(dict.fromkeys(names))
+
+
+def outer_names(graph: Any) -> list[str]:
+    """The names that a subgraph reads but does not define."""
+    inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    found: list[str] = []
+    for node in graph.node:
+        found += [n for n in needed_names(node) if n not in inside]
+        inside |= set(node.output)
+    return [*found, *(o.name for o in graph.output if o.name not in inside)]

@@ -1,0 +1,273 @@
+"""Reading ONNX models: files, bytes or protos into a `Model`, checked as far as structure goes."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from terrazzo.errors import MissingDependency, ModelError
+from terrazzo.frontends.onnx.types import STRING, dtype_of
+from terrazzo.frontends.onnx.wire import Cut, DamagedMessage, cut_weights
+
+OLDEST = 7  # opset of ai.onnx; what came before had other semantics (broadcasting)
+_MOST_ELEMENTS = 1 << 40
+
+
+def onnx_module() -> Any:
+    """The onnx package, or an error that says how to get it."""
+    try:
+        import onnx
+    except ImportError:
+        raise MissingDependency("reading ONNX models needs the package onnx",
+                                hint='pip install "terrazzo[onnx]"') from None
+    return onnx
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """An ONNX model: its structure as a proto without large weights, and those by name."""
+
+    proto: Any  # onnx.ModelProto, local functions inlined
+    where: str  # the file, or "<bytes>"
+    digest: str  # of everything that decides results: structure and weights
+    opsets: Mapping[str, int]
+    weights: Mapping[str, np.ndarray] = field(repr=False)
+
+    @property
+    def graph(self) -> Any:
+        return self.proto.graph
+
+    @cached_property
+    def input_infos(self) -> tuple[Any, ...]:
+        """The ValueInfoProtos of inputs a caller has to give: those without an initialiser."""
+        return tuple(i for i in self.graph.input if i.name not in self.weights)
+
+    @cached_property
+    def overridable_infos(self) -> tuple[Any, ...]:
+        """Inputs with a default value."""
+        return tuple(i for i in self.graph.input if i.name in self.weights)
+
+
+# ---------------------------------------------------------------- reading
+def load_model(source: Any) -> Model:
+    """A model from a path, bytes, or an onnx.ModelProto; ModelError says what is wrong with it."""
+    onnx = onnx_module()
+    if isinstance(source, onnx.ModelProto):
+        return _model(onnx, memoryview(source.SerializeToString()), "<proto>", None)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _model(onnx, memoryview(source), "<bytes>", None)
+    path = Path(os.fspath(source))
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the model: {error}", where=str(path)) from None
+    return _model(onnx, memoryview(data), str(path), path.parent)
+
+
+def _model(onnx: Any, data: memoryview, where: str, folder: Path | None) -> Model:
+    try:
+        cut = cut_weights(data)
+        proto = onnx.ModelProto.FromString(cut.structure)
+    except DamagedMessage as error:
+        raise ModelError(f"this is not an ONNX model, or it is damaged: {error}",
+                         where=where) from None
+    except Exception as error:  # protobuf's own DecodeError, whatever implementation it has
+        raise ModelError(f"this is not an ONNX model, or it is damaged: {error}",
+                         where=where) from None
+    if not proto.HasField("graph"):
+        raise ModelError("the file holds no ONNX graph", where=where,
+                         hint="is it an .onnx file, and complete?")
+    opsets = _opsets(proto, where)
+    if proto.functions:
+        proto = _inlined(onnx, proto, where)
+    weights = dict(_weights(onnx, proto, cut, data, folder, where))
+    check_graph(proto.graph, set(weights), where)
+    return Model(proto, where, _digest(data, weights, cut), opsets, weights)
+
+
+def _digest(data: memoryview, weights: Mapping[str, np.ndarray], cut: Cut) -> str:
+    digest = hashlib.sha256(data)
+    for name, array in weights.items():  # what other files hold
+        if name not in cut.ranges and isinstance(array, np.memmap):
+            digest.update(memoryview(np.ascontiguousarray(array).view(np.uint8)).cast("B"))
+    return digest.hexdigest()
+
+
+def _opsets(proto: Any, where: str) -> dict[str, int]:
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
+    version = opsets.setdefault("", 1 if proto.ir_version < 3 else 0)
+    if any(n.domain in ("", "ai.onnx") for n in proto.graph.node) and version < OLDEST:
+        raise ModelError(f"the model uses opset {version} of ai.onnx, terrazzo reads {OLDEST} and "
+                         "later", where=where, hint="convert it with onnx.version_converter")
+    return opsets
+
+
+def _inlined(onnx: Any, proto: Any, where: str) -> Any:
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(proto)
+    except Exception as error:
+        raise ModelError(f"the model's own functions cannot be inlined: {error}",
+                         where=where) from None
+
+
+# ---------------------------------------------------------------- weights
+def _weights(onnx: Any, proto: Any, cut: Cut, data: memoryview, folder: Path | None, where: str
+             ) -> Iterator[tuple[str, np.ndarray]]:
+    seen: set[str] = set()
+    for tensor in proto.graph.initializer:
+        if tensor.name in seen:
+            raise ModelError(f"two initialisers have the name {tensor.name!r}", where=where)
+        seen.add(tensor.name)
+        if tensor.name in cut.ranges:
+            at, size = cut.ranges[tensor.name]
+            yield tensor.name, _raw_array(tensor, data[at:at + size], where)
+        else:
+            yield tensor.name, tensor_array(tensor, folder, where)
+    for sparse in proto.graph.sparse_initializer:
+        yield sparse.values.name, sparse_array(sparse, folder, where)
+
+
+def _checked_shape(tensor: Any, where: str) -> tuple[int, ...]:
+    shape = tuple(tensor.dims)
+    count = 1
+    for n in shape:
+        count *= n
+    if any(n < 0 for n in shape) or count > _MOST_ELEMENTS:
+        raise ModelError(f"tensor {tensor.name!r} has the impossible shape {shape}", where=where)
+    return shape
+
+
+def _raw_array(tensor: Any, raw: Any, where: str) -> np.ndarray:
+    """Little-endian raw data as an array, in place where the type allows."""
+    shape = _checked_shape(tensor, where)
+    dtype = dtype_of(tensor.data_type)
+    count = int(np.prod(shape, dtype=np.int64))
+    expected = -(-count * dtype.bits // 8) if dtype.bits < 8 and not dtype.is_bool else (
+        count * dtype.itemsize)
+    if len(raw) != expected:
+        raise ModelError(f"tensor {tensor.name!r} of shape {shape} needs {expected} bytes, the "
+                         f"file has {len(raw)}", where=where)
+    if dtype.bits < 8 and not dtype.is_bool:
+        return _unpacked(np.frombuffer(raw, np.uint8), count, dtype).reshape(shape)
+    return np.frombuffer(raw, dtype.np).reshape(shape)
+
+
+def _unpacked(raw: np.ndarray, count: int, dtype: Any) -> np.ndarray:
+    """Elements of 2 or 4 bits, several a byte, the first in the lowest bits."""
+    each = 8 // dtype.bits
+    shifts = np.arange(each, dtype=np.uint8) * dtype.bits
+    fields = (raw[:, None] >> shifts & ((1 << dtype.bits) - 1)).reshape(-1)[:count]
+    if dtype.kind == "i":
+        sign = 1 << (dtype.bits - 1)
+        return ((fields ^ sign).astype(np.int8) - sign).astype(dtype.np)
+    return fields.view(dtype.np) if dtype.is_float else fields.astype(dtype.np)
+
+
+def tensor_array(tensor: Any, folder: Path | None, where: str) -> np.ndarray:
+    """The array of any TensorProto, external data and strings included."""
+    from onnx import TensorProto, numpy_helper
+
+    shape = _checked_shape(tensor, where)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return _external(tensor, shape, folder, where)
+    if tensor.data_type != STRING and tensor.HasField("raw_data"):
+        return _raw_array(tensor, tensor.raw_data, where)
+    try:
+        return np.asarray(numpy_helper.to_array(tensor)).reshape(shape)
+    except Exception as error:
+        raise ModelError(f"tensor {tensor.name!r} cannot be read: {error}", where=where) from None
+
+
+def _external(tensor: Any, shape: tuple[int, ...], folder: Path | None, where: str) -> np.ndarray:
+    """Data in another file, which must lie in the model's folder or below."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ModelError(f"tensor {tensor.name!r} lies in the file {location!r}, but the model was "
+                         "given as bytes", where=where, hint="load it from its path")
+    root = folder.resolve()
+    path = (root / location).resolve()
+    if not location or os.path.isabs(location) or not path.is_relative_to(root):
+        raise ModelError(f"tensor {tensor.name!r} points outside the model's folder: "
+                         f"{location!r}", where=where, hint="keep weights beside the model")
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
+        size = path.stat().st_size
+        length = size - offset if length < 0 else length
+        if offset < 0 or offset + length > size:
+            raise ValueError(f"the file has {size} bytes, asked for {offset} to {offset + length}")
+        raw: Any = np.memmap(path, np.uint8, "r", offset, (length,)) if length else b""
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the data of tensor {tensor.name!r} cannot be read: {error}",
+                         where=where) from None
+    array = _raw_array(tensor, raw, where)
+    return array.view(np.memmap) if length else array
+
+
+def sparse_array(sparse: Any, folder: Path | None, where: str) -> np.ndarray:
+    """A SparseTensorProto as a dense array."""
+    values = tensor_array(sparse.values, folder, where)
+    indices = tensor_array(sparse.indices, folder, where)
+    shape = tuple(sparse.dims)
+    if any(n < 0 for n in shape) or np.prod(shape, dtype=np.float64) > 1 << 31:
+        raise ModelError(f"the sparse tensor {sparse.values.name!r} has shape {shape}",
+                         where=where)
+    dense = np.zeros(shape, values.dtype)
+    try:
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+    except (IndexError, ValueError) as error:
+        raise ModelError(f"the sparse tensor {sparse.values.name!r} makes no sense: {error}",
+                         where=where) from None
+    return dense
+
+
+# ---------------------------------------------------------------- checks of structure
+def node_text(node: Any) -> str:
+    """A node for people: its operator, and its name or first output."""
+    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
+    name = node.name or next((o for o in node.output if o), "")
+    return f"node {name!r} ({domain}{node.op_type})"
+
+
+def check_graph(graph: Any, known: set[str], where: str, outer: Iterable[str] = ()) -> None:
+    """Every value is made once, before it is used; ModelError names the node that breaks this."""
+    available = {"", *known, *outer, *(i.name for i in graph.input)}
+    if len({i.name for i in graph.input}) < len(graph.input):
+        raise ModelError("two inputs have the same name", where=where)
+    made_later = {o for n in graph.node for o in n.output}
+    for node in graph.node:
+        text = node_text(node)
+        if not node.op_type:
+            raise ModelError(f"{text} names no operator", where=where)
+        for name in node.input:
+            if name not in available:
+                why = ("which is only made later: the graph is not sorted, or has a cycle"
+                       if name in made_later else "which nothing makes")
+                raise ModelError(f"{text} reads {name!r}, {why}", where=where)
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()),
+                          *attribute.graphs):
+                names = {t.name for t in inner.initializer}
+                check_graph(inner, names, where, available)
+        for name in node.output:
+            if name and name in available:
+                raise ModelError(f"{text} makes {name!r}, which exists already", where=where)
+            available.add(name)
+    for info in graph.output:
+        if info.name not in available or not info.name:
+            raise ModelError(f"nothing makes the output {info.name!r}", where=where)

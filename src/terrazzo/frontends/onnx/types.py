@@ -1,0 +1,46 @@
+"""ONNX's names and numbers for element types, and ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, as_dtype
+from terrazzo.errors import UnsupportedDType
+
+# TensorProto.DataType by number, with the names of `as_dtype`; strings have none.
+_NAMES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64",
+    15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
+    19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4_e2m1fn",
+    24: "float8_e8m0fnu", 25: "uint2", 26: "int2",
+}
+_SPELLED = {"float32": "float", "float64": "double"}  # where ONNX's word is another
+STRING = 8
+
+
+def dtype_of(code: int) -> DType:
+    """Our type for a TensorProto.DataType; UnsupportedDType where we have none."""
+    name = _NAMES.get(code)
+    if name is None:
+        what = "strings" if code == STRING else f"element type {code}"
+        raise UnsupportedDType(f"{what} cannot be compiled")
+    try:
+        return as_dtype(name)
+    except TypeError:
+        raise UnsupportedDType(f"{name} cannot be compiled") from None
+
+
+def code_of(dtype: DType) -> int:
+    """The TensorProto.DataType of one of our types."""
+    return next(code for code, name in _NAMES.items() if name == dtype.name)
+
+
+def type_text(dtype: Any) -> str:
+    """An element type as onnxruntime's sessions spell it: "tensor(float)"."""
+    if dtype == "string" or (isinstance(dtype, np.dtype) and dtype.kind in "OUS"):
+        return "tensor(string)"
+    name = as_dtype(dtype).name
+    return f"tensor({_SPELLED.get(name, name)})"
