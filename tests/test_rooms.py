@@ -29,7 +29,9 @@ ROOMS: dict[str, set[str]] = {
     "codegen": {"base", "loop", "expr", "chips"},
     "runtime": {"base", "loop", "expr", "codegen", "chips", "graph", "ops"},
     "frontends": {"base", "expr", "ops", "graph"},
-    "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "frontends"},
+    "session": {"base", "ops", "graph", "runtime", "frontends", "compiler"},
+    "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "frontends",
+            "session"},
 }
 
 PACKAGE = Path(terrazzo.errors.__file__).parent
@@ -102,7 +104,7 @@ def test_table_has_no_circle() -> None:
     settled: set[str] = set()
     rooms = {
         # The files of graph that ops may use are no dependency on the room.
-        room: {other for other in below if "." not in other}
+        room: {other for other in below if "." not in other and other != "compiler"}
         for room, below in ROOMS.items()
     }
     while rooms.keys() - settled:

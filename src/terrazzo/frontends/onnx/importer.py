@@ -17,7 +17,8 @@ import numpy as np
 from terrazzo.dtypes import as_dtype, int64
 from terrazzo.errors import TerrazzoError, UnsupportedOperator, located
 from terrazzo.frontends.onnx import shape_values
-from terrazzo.frontends.onnx.model import node_text
+from terrazzo.frontends.onnx.functions import function_body, has_function, opset_table, steps_of
+from terrazzo.frontends.onnx.model import node_text, tensor_array
 from terrazzo.frontends.onnx.registry import (
     Call,
     NeedsValue,
@@ -109,7 +110,9 @@ class Importer:
             return
         converter = find(domain, node.op_type, version)
         if converter is None:
-            body = function_body(node, version, self)
+            types = {n: self.value(n).type for n in node.input if n} if has_function(
+                node, self.opsets) else {}
+            body = function_body(node, self.opsets, types) if types else None
             if body is None:
                 raise UnsupportedOperator(f"{node_text(node)}: there is no code for this operator")
             self.expand(node, body)
@@ -154,16 +157,13 @@ class Importer:
 
     def expand(self, node: Any, body: Any) -> None:
         """Convert the nodes that define an operator's meaning, in a scope of their own."""
-        inner = Importer({**self.opsets, **{
-            ("" if o.domain == "ai.onnx" else o.domain): o.version for o in body.opset_import}},
-            self.where)
+        inner = Importer({**self.opsets, **opset_table(body.opset_import)}, self.where)
         for formal, actual in zip(body.input, node.input, strict=False):
             if actual:
                 inner.values.update({formal: self.values[actual]} if actual in self.values else {})
                 inner.sizes.update({formal: self.sizes[actual]} if actual in self.sizes else {})
-        given = {a.name: a for a in node.attribute}
-        for step in body.node:
-            inner.convert(_with_attributes(step, given, body))
+        for step in steps_of(node, body):
+            inner.convert(step)
         for formal, actual in zip(body.output, node.output, strict=False):
             if actual:
                 self.define(actual, inner.value(formal))
@@ -172,74 +172,11 @@ class Importer:
         """The outputs of a subgraph that reads names of this scope: a branch that is taken."""
         inner = Importer(self.opsets, self.where)
         inner.values, inner.sizes = dict(self.values), dict(self.sizes)
-        from terrazzo.frontends.onnx.model import tensor_array
-
         for tensor in graph.initializer:
             inner.define(tensor.name, literal(tensor_array(tensor, None, self.where)))
         for node in graph.node:
             inner.convert(node)
         return [inner.value(o.name) for o in graph.output]
-
-
-def _with_attributes(step: Any, given: Mapping[str, Any], body: Any) -> Any:
-    """A node of a function body with the attributes that refer to the caller's filled in."""
-    if not any(a.ref_attr_name for a in step.attribute):
-        return step
-    fresh = type(step)()
-    fresh.CopyFrom(step)
-    del fresh.attribute[:]
-    defaults = {a.name: a for a in getattr(body, "attribute_proto", ())}
-    for attribute in step.attribute:
-        source = attribute
-        if attribute.ref_attr_name:
-            source = given.get(attribute.ref_attr_name) or defaults.get(attribute.ref_attr_name)
-            if source is None:
-                continue
-        copy = fresh.attribute.add()
-        copy.CopyFrom(source)
-        copy.name = attribute.name
-    return fresh
-
-
-def function_body(node: Any, version: int, importer: Importer) -> Any:
-    """The function that ONNX itself defines an operator by, for these types; None without one."""
-    from onnx import defs
-
-    try:
-        schema = defs.get_schema(node.op_type, version, node.domain)
-    except defs.SchemaError:
-        return None
-    if schema.has_context_dependent_function:
-        types = [type_proto(importer.value(n).type).SerializeToString() if n else b""
-                 for n in node.input]
-        best = max((v for v in schema.context_dependent_function_opset_versions if v <= version),
-                   default=None)
-        if best is None:
-            return None
-        text = schema.get_context_dependent_function_with_opset_version(
-            best, node.SerializeToString(), types)
-    elif schema.has_function:
-        best = max((v for v in schema.function_opset_versions if v <= version), default=None)
-        if best is None:
-            return None
-        text = schema.get_function_with_opset_version(best)
-    else:
-        return None
-    if not isinstance(text, bytes):
-        return text
-    from onnx import FunctionProto
-
-    return FunctionProto.FromString(text)
-
-
-def type_proto(type: TensorType) -> Any:
-    """A tensor's type as onnx writes it; symbolic sizes stay open."""
-    from onnx import helper
-
-    from terrazzo.frontends.onnx.types import code_of
-
-    return helper.make_tensor_type_proto(
-        code_of(type.dtype), [n if isinstance(n, int) else None for n in type.shape])
 
 
 # ---------------------------------------------------------------- values

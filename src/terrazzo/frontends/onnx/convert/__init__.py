@@ -1,5 +1,13 @@
 """The converters, one family a file. Importing this room registers them all."""
 
-from terrazzo.frontends.onnx.convert import elementwise
+from terrazzo.frontends.onnx.convert import (
+    conv,
+    elementwise,
+    recurrent,
+)
 
-__all__ = ["elementwise"]
+__all__ = [
+    "conv",
+    "elementwise",
+    "recurrent",
+]

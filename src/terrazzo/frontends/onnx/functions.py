@@ -1,0 +1,86 @@
+"""Operators that ONNX itself defines by a function: the body, ready to be converted or run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from terrazzo.frontends.onnx.types import code_of
+from terrazzo.graph.ir import TensorType
+
+
+def opset_table(imports: Iterable[Any]) -> dict[str, int]:
+    """Versions by domain, with one name for ai.onnx."""
+    return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
+
+
+def _schema(node: Any, opsets: Mapping[str, int]) -> Any:
+    from onnx import defs
+
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        return defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    except defs.SchemaError:
+        return None
+
+
+def has_function(node: Any, opsets: Mapping[str, int]) -> bool:
+    """Whether ONNX defines a node's operator by a function."""
+    schema = _schema(node, opsets)
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def function_body(node: Any, opsets: Mapping[str, int], types: Mapping[str, TensorType | None]
+                  ) -> Any:
+    """The FunctionProto that defines a node's operator, for these types of its inputs."""
+    from onnx import FunctionProto
+
+    schema = _schema(node, opsets)
+    version = opsets.get("" if node.domain == "ai.onnx" else node.domain, 1)
+
+    def newest(versions: Iterable[int]) -> int | None:
+        return max((v for v in versions if v <= version), default=None)
+
+    if schema.has_context_dependent_function:
+        known = [types.get(n) for n in node.input]
+        protos = [b"" if t is None else type_proto(t).SerializeToString() for t in known]
+        chosen = newest(schema.context_dependent_function_opset_versions)
+        text = chosen and schema.get_context_dependent_function_with_opset_version(
+            chosen, node.SerializeToString(), protos)
+    else:
+        chosen = newest(schema.function_opset_versions)
+        text = chosen and schema.get_function_with_opset_version(chosen)
+    if not text:
+        return None
+    return FunctionProto.FromString(text) if isinstance(text, bytes) else text
+
+
+def type_proto(type: TensorType) -> Any:
+    """A tensor's type as onnx writes it; symbolic sizes stay open."""
+    from onnx import helper
+
+    return helper.make_tensor_type_proto(
+        code_of(type.dtype), [n if isinstance(n, int) else None for n in type.shape])
+
+
+def steps_of(node: Any, body: Any) -> list[Any]:
+    """The nodes of a function body, with the attributes that refer to the caller's filled in."""
+    given = {a.name: a for a in node.attribute}
+    for default in body.attribute_proto:
+        given.setdefault(default.name, default)
+    return [_filled(step, given) for step in body.node]
+
+
+def _filled(step: Any, given: Mapping[str, Any]) -> Any:
+    if not any(a.ref_attr_name for a in step.attribute):
+        return step
+    fresh = type(step)()
+    fresh.CopyFrom(step)
+    del fresh.attribute[:]
+    for attribute in step.attribute:
+        source = given.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        if source is not None:
+            copy = fresh.attribute.add()
+            copy.CopyFrom(source)
+            copy.name = attribute.name
+    return fresh
