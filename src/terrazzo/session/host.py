@@ -14,6 +14,7 @@ from terrazzo.frontends.onnx.functions import (
     function_body,
     has_function,
     opset_table,
+    proto_of,
     steps_of,
 )
 from terrazzo.frontends.onnx.importer import outer_names
@@ -91,8 +92,8 @@ def _defining_function(node: Any, block: Block) -> Callable[[Env], Sequence[Any]
     blocks: dict[Any, tuple[Any, Block]] = {}
 
     def run(env: Env) -> Sequence[Any]:
-        types = {n: type_of(env[n]) for n in node.input if n}
-        key = tuple(types.items())
+        types = {n: proto_of(env[n]) for n in node.input if n}
+        key = tuple(map(str, types.values()))
         if key not in blocks:
             body = function_body(node, setting.opsets, types)
             if body is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from terrazzo.dtypes import as_dtype
 from terrazzo.frontends.onnx.types import code_of
 from terrazzo.graph.ir import TensorType
 
@@ -30,9 +31,8 @@ def has_function(node: Any, opsets: Mapping[str, int]) -> bool:
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
-def function_body(node: Any, opsets: Mapping[str, int], types: Mapping[str, TensorType | None]
-                  ) -> Any:
-    """The FunctionProto that defines a node's operator, for these types of its inputs."""
+def function_body(node: Any, opsets: Mapping[str, int], types: Mapping[str, Any]) -> Any:
+    """The FunctionProto that defines a node's operator, for these TypeProtos of its inputs."""
     from onnx import FunctionProto
 
     schema = _schema(node, opsets)
@@ -42,8 +42,9 @@ def function_body(node: Any, opsets: Mapping[str, int], types: Mapping[str, Tens
         return max((v for v in versions if v <= version), default=None)
 
     if schema.has_context_dependent_function:
-        known = [types.get(n) for n in node.input]
-        protos = [b"" if t is None else type_proto(t).SerializeToString() for t in known]
+        if any(n and types.get(n) is None for n in node.input):
+            return None
+        protos = [types[n].SerializeToString() if n else b"" for n in node.input]
         chosen = newest(schema.context_dependent_function_opset_versions)
         text = chosen and schema.get_context_dependent_function_with_opset_version(
             chosen, node.SerializeToString(), protos)
@@ -61,6 +62,20 @@ def type_proto(type: TensorType) -> Any:
 
     return helper.make_tensor_type_proto(
         code_of(type.dtype), [n if isinstance(n, int) else None for n in type.shape])
+
+
+def proto_of(value: Any) -> Any:
+    """The TypeProto of a value at run time: an array, or a sequence of arrays; else None."""
+    from onnx import helper
+
+    if isinstance(value, list) and value:
+        item = proto_of(value[0])
+        return None if item is None else helper.make_sequence_type_proto(
+            helper.make_tensor_type_proto(item.tensor_type.elem_type, None))
+    try:
+        return type_proto(TensorType(tuple(value.shape), as_dtype(value.dtype)))
+    except (AttributeError, TypeError):
+        return None
 
 
 def steps_of(node: Any, body: Any) -> list[Any]:

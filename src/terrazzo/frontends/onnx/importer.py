@@ -8,6 +8,7 @@ more known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,13 @@ import numpy as np
 from terrazzo.dtypes import as_dtype, int64
 from terrazzo.errors import TerrazzoError, UnsupportedOperator, located
 from terrazzo.frontends.onnx import shape_values
-from terrazzo.frontends.onnx.functions import function_body, has_function, opset_table, steps_of
+from terrazzo.frontends.onnx.functions import (
+    function_body,
+    has_function,
+    opset_table,
+    steps_of,
+    type_proto,
+)
 from terrazzo.frontends.onnx.model import node_text, tensor_array
 from terrazzo.frontends.onnx.registry import (
     Call,
@@ -110,9 +117,10 @@ class Importer:
             return
         converter = find(domain, node.op_type, version)
         if converter is None:
-            types = {n: self.value(n).type for n in node.input if n} if has_function(
-                node, self.opsets) else {}
-            body = function_body(node, self.opsets, types) if types else None
+            body = None
+            if has_function(node, self.opsets):
+                types = {n: type_proto(self.value(n).type) for n in node.input if n}
+                body = function_body(node, self.opsets, types)
             if body is None:
                 raise UnsupportedOperator(f"{node_text(node)}: there is no code for this operator")
             self.expand(node, body)
@@ -149,10 +157,10 @@ class Importer:
         known = [call.known(i) for i in range(len(call)) if call.has(i)]
         if any(k is None for k in known):
             return False
-        sizes = shape_values.compute(node.op_type, [k for k in known if k is not None], call.attr)
-        if sizes is None:
+        found = shape_values.compute(node.op_type, [k for k in known if k is not None], call.attr)
+        if found is None:
             return False
-        self.define_sizes(node.output[0], sizes)
+        self.define_sizes(node.output[0], found)
         return True
 
     def expand(self, node: Any, body: Any) -> None:
@@ -199,8 +207,8 @@ def folded(value: Value) -> Value:
         return value
     if any(isinstance(n, IndexExpr) for t in node.types for n in t.shape):
         return value
-    size = int(np.prod(value.shape, dtype=np.int64)) * value.dtype.itemsize
-    if size > _FOLD:
+    shape = tuple(n for n in value.shape if isinstance(n, int))
+    if math.prod(shape) * value.dtype.itemsize > _FOLD:
         return value
     graph = Graph("fold", (), (value,))
     if any(n.op.effects or (not n.inputs and n.op.name == "dimension") for n in graph.nodes):
@@ -209,7 +217,7 @@ def folded(value: Value) -> Value:
         return value
     with np.errstate(all="ignore"):
         (array,) = evaluate.run(graph, [])
-    return literal(np.asarray(array).astype(value.dtype.np, copy=False).reshape(value.shape))
+    return literal(np.asarray(array).astype(value.dtype.np, copy=False).reshape(shape))
 
 
 def _depends_on_constants(graph: Graph) -> bool:

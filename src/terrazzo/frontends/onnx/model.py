@@ -19,6 +19,7 @@ from terrazzo.frontends.onnx.wire import Cut, DamagedMessage, cut_weights
 
 OLDEST = 7  # opset of ai.onnx; what came before had other semantics (broadcasting)
 _MOST_ELEMENTS = 1 << 40
+_CHUNK = 1 << 24
 
 
 def onnx_module() -> Any:
@@ -37,9 +38,21 @@ class Model:
 
     proto: Any  # onnx.ModelProto, local functions inlined
     where: str  # the file, or "<bytes>"
-    digest: str  # of everything that decides results: structure and weights
     opsets: Mapping[str, int]
     weights: Mapping[str, np.ndarray] = field(repr=False)
+    sources: tuple[Any, ...] = field(repr=False)  # the bytes that all this was read from
+
+    @cached_property
+    def digest(self) -> str:
+        """A name for everything that decides results: structure and weights."""
+        digest = hashlib.sha256()
+        for data in self.sources:
+            # Page by page, and given back at once: a model must not be in memory twice.
+            for start in range(0, len(data), _CHUNK):
+                digest.update(data[start:start + _CHUNK])
+                if isinstance(data, mmap.mmap):
+                    data.madvise(mmap.MADV_DONTNEED, start, min(_CHUNK, len(data) - start))
+        return digest.hexdigest()
 
     @property
     def graph(self) -> Any:
@@ -61,9 +74,9 @@ def load_model(source: Any) -> Model:
     """A model from a path, bytes, or an onnx.ModelProto; ModelError says what is wrong with it."""
     onnx = onnx_module()
     if isinstance(source, onnx.ModelProto):
-        return _model(onnx, memoryview(source.SerializeToString()), "<proto>", None)
+        return _model(onnx, source.SerializeToString(), "<proto>", None)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _model(onnx, memoryview(source), "<bytes>", None)
+        return _model(onnx, bytes(source), "<bytes>", None)
     path = Path(os.fspath(source))
     try:
         with path.open("rb") as file:
@@ -71,10 +84,11 @@ def load_model(source: Any) -> Model:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the model: {error}", where=str(path)) from None
-    return _model(onnx, memoryview(data), str(path), path.parent)
+    return _model(onnx, data, str(path), path.parent)
 
 
-def _model(onnx: Any, data: memoryview, where: str, folder: Path | None) -> Model:
+def _model(onnx: Any, source: Any, where: str, folder: Path | None) -> Model:
+    data = memoryview(source)
     try:
         cut = cut_weights(data)
         proto = onnx.ModelProto.FromString(cut.structure)
@@ -92,15 +106,9 @@ def _model(onnx: Any, data: memoryview, where: str, folder: Path | None) -> Mode
         proto = _inlined(onnx, proto, where)
     weights = dict(_weights(onnx, proto, cut, data, folder, where))
     check_graph(proto.graph, set(weights), where)
-    return Model(proto, where, _digest(data, weights, cut), opsets, weights)
-
-
-def _digest(data: memoryview, weights: Mapping[str, np.ndarray], cut: Cut) -> str:
-    digest = hashlib.sha256(data)
-    for name, array in weights.items():  # what other files hold
-        if name not in cut.ranges and isinstance(array, np.memmap):
-            digest.update(memoryview(np.ascontiguousarray(array).view(np.uint8)).cast("B"))
-    return digest.hexdigest()
+    elsewhere = [np.ascontiguousarray(weights[t.name]).reshape(-1).view(np.uint8)
+                 for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    return Model(proto, where, opsets, weights, (source, *elsewhere))
 
 
 def _opsets(proto: Any, where: str) -> dict[str, int]:
@@ -212,8 +220,7 @@ def _external(tensor: Any, shape: tuple[int, ...], folder: Path | None, where: s
     except (OSError, ValueError) as error:
         raise ModelError(f"the data of tensor {tensor.name!r} cannot be read: {error}",
                          where=where) from None
-    array = _raw_array(tensor, raw, where)
-    return array.view(np.memmap) if length else array
+    return _raw_array(tensor, raw, where)
 
 
 def sparse_array(sparse: Any, folder: Path | None, where: str) -> np.ndarray:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -69,8 +70,11 @@ def converts(*operators: str, domain: str = "", since: int = 1, until: int = 1 <
 def converts_each(table: Mapping[str, Callable[..., Any]], domain: str = "") -> None:
     """Register operators that take their inputs as they come, and no attributes."""
     for operator, function in table.items():
-        converts(operator, domain=domain)(
-            lambda call, function=function: function(*call.values()))
+        converts(operator, domain=domain)(partial(_as_it_comes, function))
+
+
+def _as_it_comes(function: Callable[..., Any], call: Call) -> Result:
+    return function(*call.values())
 
 
 def find(domain: str, operator: str, version: int) -> Converter | None:

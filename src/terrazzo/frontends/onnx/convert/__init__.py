@@ -3,11 +3,13 @@
 from terrazzo.frontends.onnx.convert import (
     conv,
     elementwise,
+    pool,
     recurrent,
 )
 
 __all__ = [
     "conv",
     "elementwise",
+    "pool",
     "recurrent",
 ]

@@ -22,6 +22,7 @@ class Windows:
     strides: tuple[int, ...]
     dilation: tuple[int, ...]
     padding: Pads  # (before, after) of each axis
+    overhang: Shape  # how much of the padding after an axis ceil mode added (or left off)
 
 
 def _numbers(call: Call, name: str, rank: int) -> tuple[int, ...]:
@@ -76,6 +77,7 @@ def read_windows(call: Call, sizes: Sequence[Index], kernel: Shape, ceil: bool =
     mode = call.attr("auto_pad", "NOTSET")
     given = explicit_pads(call, rank) if mode == "NOTSET" else ((0, 0),) * rank
     padding: list[tuple[Index, Index]] = []
+    overhang: list[Index] = [0] * rank
     for d, (lo, hi) in enumerate(given):
         size, span = sizes[d], reach(kernel[d], dilation[d])
         if mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -88,6 +90,7 @@ def read_windows(call: Call, sizes: Sequence[Index], kernel: Shape, ceil: bool =
             steps = minimum(ceildiv(size + lo + hi - span, strides[d]) + 1,
                             ceildiv(size + lo, strides[d]))
             padding.append((lo, maximum((steps - 1) * strides[d] + span - size - lo, 0)))
+            overhang[d] = padding[d][1] - hi
         else:
             padding.append((lo, hi))
-    return Windows(kernel, strides, dilation, tuple(padding))
+    return Windows(kernel, strides, dilation, tuple(padding), tuple(overhang))
