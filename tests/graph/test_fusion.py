@@ -103,3 +103,20 @@ def test_large_constants_become_buffers():
     result = fused(lambda x: x + table, (12,))
     assert len(result.constants) == 1
     assert len(result.groups[0].inputs) == 2
+
+
+def test_attention_reads_heads_where_they_lie_and_stores_them_side_by_side():
+    def heads(x):
+        return tz.permute_dims(tz.reshape(x, shape=(2, 5, 3, 4)), axes=(0, 2, 1, 3))
+
+    def layer(x, w):
+        qkv = x @ w
+        q, k, v = (heads(qkv[:, :, 12 * i:12 * i + 12]) for i in range(3))
+        y = tz.permute_dims(tz.scaled_dot_product_attention(q, k, v), axes=(0, 2, 1, 3))
+        return tz.reshape(y, shape=(2, 5, 12)) @ w
+
+    types = [TensorType(shape, tz.float32) for shape in ((2, 5, 12), (12, 36))]
+    groups = fuse(canonicalize(inline_composites(
+        trace(layer, types)[0], whole=lambda node: node.op.keep_whole))[0]).groups
+    assert [g.program.kind for g in groups] == ["contraction", "attention", "contraction"]
+    assert [t.offset for t in groups[1].program.inputs] == [0, 12, 24]

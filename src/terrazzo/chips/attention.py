@@ -11,10 +11,11 @@ import numpy as np
 
 from terrazzo.dtypes import DType, float32, promote
 from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.place import storage_size
 from terrazzo.index import Index, Var, bounds, ceildiv, minimum, proves_eq
 from terrazzo.loop.ir import Buffer, For, Stmt, block
 from terrazzo.scalar import Const, Scalar, as_scalar, call, cast, where
-from terrazzo.shapes import contiguous_strides, num_elements
+from terrazzo.shapes import contiguous_strides
 
 TASK_PRODUCTS = 1 << 18  # multiplications worth a task of their own: about 5 us
 # e to this is the last normal number, by bits of the type.
@@ -30,7 +31,7 @@ class Operand:
 
     @staticmethod
     def of(tensor: Tensor) -> Operand:
-        return Operand(tensor, Buffer(tensor.name, tensor.dtype, num_elements(tensor.shape)))
+        return Operand(tensor, Buffer(tensor.name, tensor.dtype, storage_size(tensor)))
 
     def stride(self, axis: int) -> Index:
         """The distance of neighbours along an axis counted from the back; 0 where it stretches."""
@@ -40,7 +41,7 @@ class Operand:
 
     def at(self, *places: Index) -> Index:
         """The address of an element, given its place along every axis of the result."""
-        address: Index = 0
+        address = self.tensor.offset
         for axis, place in enumerate(reversed(places)):
             address = address + place * self.stride(-axis - 1)
         return address

@@ -47,6 +47,7 @@ class Tensor:
     body: Scalar | None = None
     strides: tuple[Index, ...] | None = None  # in elements; None is row major
     origin: str = ""  # the operator it comes from
+    offset: Index = 0  # of the first element from the start of its memory
 
     def __getitem__(self, indices: Any) -> Load:
         if not isinstance(indices, tuple):
@@ -65,12 +66,12 @@ class Tensor:
         """The address of an element, in elements from the start."""
         strides = self.strides or contiguous_strides(self.shape)
         if any(isinstance(i, Scalar) for i in indices):
-            total: Any = as_scalar(0)
+            total: Any = as_scalar(_as_expr(self.offset))
             for i, stride in zip(indices, strides, strict=True):
                 term = i if isinstance(i, Scalar) else as_scalar(_as_expr(i))
                 total = total + term * as_scalar(_as_expr(stride))
             return total
-        address: Any = 0
+        address: Any = self.offset
         for i, stride in zip(indices, strides, strict=True):
             address = address + i * stride
         return address
@@ -291,6 +292,8 @@ def format_tensor(tensor: Tensor) -> str:
     head = f"{tensor.name}: {tensor.dtype.short}{dims_text(tensor.shape)}"
     if tensor.body is None:
         strides = "" if tensor.strides is None else f" strides {dims_text(tensor.strides)}"
+        if tensor.offset != 0:
+            strides += f" from {tensor.offset}"
         return f"input {head}{strides}"
     *shared, value = format_shared(tensor.body)
     axes = ", ".join(str(a.var) for a in tensor.axes)

@@ -65,7 +65,7 @@ def storage_size(tensor: Tensor) -> Index:
     """How many elements of memory a tensor spans, strides included."""
     if tensor.strides is None:
         return num_elements(tensor.shape)
-    span: Index = 1
+    span: Index = tensor.offset + 1
     for size, stride in zip(tensor.shape, tensor.strides, strict=True):
         span = span + (size - 1) * stride
     return span

@@ -18,15 +18,16 @@ from typing import Any
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.ir import Program, Tensor, inline, reads
 from terrazzo.graph.ir import Graph, Node, Value
-from terrazzo.index import Index
+from terrazzo.index import Index, coefficient, substitute
 from terrazzo.scalar import Const, Load, Reduce, Scalar, cost, loads, walk
-from terrazzo.shapes import num_elements
+from terrazzo.shapes import contiguous_strides, num_elements
 
 CHEAP = 6  # additions: recomputing this for every consumer is better than a trip through memory
 LARGEST = 128  # operations of one element: code for more takes long to compile, and spills
 BROADCAST_CHEAP = 2  # the same, once for every element it is broadcast to
 SMALL = 1 << 14  # elements: below this, one thread does it all and everything may share a loop
 FEW_ROWS = 8  # fewer rows than this leave cores idle
+CONTRACTIONS = ("matmul", "convolve")  # operators that get a kernel with their epilogue
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +104,13 @@ class _Fuser:
         self.behind: dict[Tensor, set[_Cluster]] = {}  # what a standalone kernel's result needs
         self.units: list[_Cluster | Group] = []
         self.aliases: dict[Value, Value] = {}
+        self.stored: set[Node] = set()  # permutations that the kernel before them stores by
         self.constants: dict[Value, Any] = {}
         self.names: dict[str, int] = {}
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self.epilogue: set[Value] = set()  # between a reduction and where its uses join again
+        self.readers: dict[Tensor, list[_Cluster]] = {}  # all stages in the end, by what they read
+        self.roots: set[Value] = set()  # what whole kernels, aliases and the caller want in memory
 
     def name(self, base: str) -> str:
         count = self.names.get(base, 0)
@@ -119,6 +123,11 @@ class _Fuser:
             self.place(value, self.name(_identifier(value.name) or f"x{i}"))
         for node in self.graph.nodes:
             self.visit(node)
+        for cluster in (u for u in self.units if isinstance(u, _Cluster)):
+            for source in (r for s in cluster.stages for r in reads(s)):
+                self.readers.setdefault(source, []).append(cluster)
+        wanted = {v for u in self.units if isinstance(u, Group) for v in u.inputs}
+        self.roots |= {self.root(v) for v in (*wanted, *self.outputs, *self.aliases)}
         groups = [u if isinstance(u, Group) else self.group(u) for u in self.ordered()]
         return Fused(self.graph, tuple(groups), self.aliases, self.constants)
 
@@ -132,6 +141,8 @@ class _Fuser:
         if node.op.name == "constant" and node.attrs["value"].size != 1:
             self.constants[node.outputs[0]] = node.attrs["value"]
             self.place(node.outputs[0], self.name("constant"))
+            return
+        if node in self.stored:
             return
         if node.op.expr is None:
             self.standalone(node)
@@ -183,7 +194,9 @@ class _Fuser:
         if value in self.outputs or sum(1 for _ in walk(body)) > LARGEST:
             return False
         consumers = self.consumers[value]
-        if any(c.op.expr is None for c in consumers):
+        whole = [c for c in consumers if c.op.expr is None]
+        if whole and not (all(c.op.kind == "attention" for c in whole)
+                          and strided_view(self.tensors[value], body) is not None):
             return False
         if isinstance(body, Const) or is_view(body) or value in self.epilogue:
             return True
@@ -362,12 +375,8 @@ class _Fuser:
         inside = set(cluster.stages)
         stages = _topological(cluster.stages)
         inputs = list(dict.fromkeys(r for s in stages for r in reads(s) if r not in inside))
-        used_outside = {r for other in self.units if other is not cluster
-                        and isinstance(other, _Cluster) for s in other.stages for r in reads(s)}
-        wanted = {v for u in self.units if isinstance(u, Group) for v in u.inputs}
-        wanted |= self.outputs
-        roots = {self.root(v) for v in (*wanted, *self.aliases)}
-        results = [s for s in stages if s in used_outside or self.value_of[s] in roots]
+        results = [s for s in stages if self.value_of[s] in self.roots
+                   or any(c is not cluster for c in self.readers.get(s, ()))]
         # Inside the program, tensors of other kernels are inputs without a body.
         table = {t: Tensor(t.name, t.shape, t.dtype, strides=t.strides) for t in inputs}
         stages, table = _rebind(stages, table)
@@ -387,25 +396,65 @@ class _Fuser:
                 node.op.reference is None):
             raise UnsupportedOperator(f"operator {node.op.name!r} has no code for any chip",
                                       where=node.where)
-        values = [v for v in node.inputs if v is not None]
-        inputs = []
-        for value in values:
+        values, inputs = [], []
+        for value in (v for v in node.inputs if v is not None):
             tensor = self.tensors[value]
-            inputs.append(Tensor(tensor.name, value.shape, value.dtype))
-        outputs = [self.place(v, self.name(_identifier(node.op.name))) for v in node.outputs]
+            body = self.inlined.get(tensor)
+            view = None if body is None else strided_view(tensor, body)
+            if view is None:
+                inputs.append(Tensor(tensor.name, value.shape, value.dtype))
+            else:
+                inputs.append(view)
+                value = self.value_of[next(iter(loads(body))).source]
+            values.append(value)
+        results, outputs = self.results_of(node)
         needs: set[_Cluster] = set()
         for value in values:
             needs |= self.needs(self.tensors[value])
-        for tensor in outputs:
-            self.behind[tensor] = set(needs)
+        for value in results:
+            self.behind[self.tensors[value]] = set(needs)
         kind = "attention" if node.op.kind == "attention" else (
             "opaque" if node.op.loops is not None else "host")
         program = Program(self.name(f"k_{_identifier(node.op.name)}"), tuple(inputs),
                           tuple(outputs), tuple(outputs), kind, {"node": node})
-        self.units.append(Group(program, tuple(values), node.outputs, (node,)))
+        self.units.append(Group(program, tuple(values), results, (node,)))
+
+    def results_of(self, node: Node) -> tuple[tuple[Value, ...], list[Tensor]]:
+        """The values a whole kernel writes, and how: attention exchanges axes as it stores."""
+        name = self.name(_identifier(node.op.name))
+        users = self.consumers.get(node.outputs[0], [])
+        turn = users[0] if len(users) == 1 and users[0].op.name == "permute_dims" else None
+        if node.op.kind != "attention" or turn is None or node.outputs[0] in self.outputs:
+            return node.outputs, [self.place(v, name if i == 0 else self.name(name))
+                                  for i, v in enumerate(node.outputs)]
+        rank = node.outputs[0].ndim
+        axes = [a % rank for a in turn.attrs["axes"]]
+        if axes[-1] != rank - 1:
+            return node.outputs, [self.place(node.outputs[0], name)]
+        turned = turn.outputs[0]
+        placed = self.place(turned, name)
+        dense = contiguous_strides(turned.shape)
+        strides = tuple(dense[axes.index(d)] for d in range(rank))
+        self.stored.add(turn)
+        self.tensors[node.outputs[0]] = placed
+        return (turned,), [replace(placed, shape=node.outputs[0].shape, strides=strides)]
 
 
 # ---------------------------------------------------------------- helpers
+def strided_view(tensor: Tensor, body: Scalar) -> Tensor | None:
+    """A tensor that only picks elements of one in memory, by strides, the last ones neighbours."""
+    if not is_view(body):
+        return None
+    assert isinstance(body, Load)
+    address = body.source.flat(body.indices)
+    strides = [coefficient(address, a.var) for a in tensor.axes]
+    if any(s is None for s in strides) or not strides or strides[-1] != 1:
+        return None
+    offset = substitute(address, {a.var: 0 for a in tensor.axes})
+    return Tensor(tensor.name, tensor.shape, tensor.dtype, offset=offset,
+                  strides=tuple(s for s in strides if s is not None))
+
+
 def _identifier(text: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else "_" for c in text)
 
@@ -433,7 +482,8 @@ def _grows(value: Value, consumer: Node) -> bool:
 
 
 def _is_contraction(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.body is not None and "matmul" in tensor.origin and any(
+    return tensor is not None and tensor.body is not None and any(
+        name in tensor.origin for name in CONTRACTIONS) and any(
         isinstance(n, Reduce) for n in walk(tensor.body))
 
 
