@@ -176,6 +176,10 @@ EXAMPLES: dict[str, list[Example]] = {
         moves(lambda x, y: op.broadcast_to(x, shape=(2, 3)) * op.broadcast_to(y, shape=(2, 3)),
               (3,), (1, 3)),
         moves(lambda x, y: op.where(op.broadcast_to(x > 0, shape=(2, 3)), 1.0, y), (3,), (2, 3))],
+    "reshape after a matrix product": [
+        moves(lambda x, y: op.batch_matmul(op.reshape(x, shape=(6, 4)), y), (2, 3, 4), (4, 5)),
+        moves(lambda x, y: op.batch_matmul(op.reshape(x, shape=(1, 3, 4)), y, transpose_y=True),
+              (3, 4), (5, 4))],
     "transpose into a matrix product, left": [
         moves(lambda x, y: op.batch_matmul(op.permute_dims(x, axes=(1, 0)), y), (3, 2), (3, 4))],
     "transpose into a matrix product, right": [

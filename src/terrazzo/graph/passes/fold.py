@@ -19,10 +19,16 @@ def fold_constants(graph: Graph, log: list[Applied] | None = None, *,
     """Replace nodes whose inputs are all constants by constants of at most `limit` bytes.
 
     A constant never grows by folding, unless it stays small: weights stay as narrow as they were
-    stored, and what is spread out or counted up is cheaper computed than read from memory.
+    stored, and what is spread out or counted up is cheaper computed than read from memory. A
+    large matrix that only products read stays as it lies: they take any order of its axes.
     """
+    others = {v for node in graph.nodes if node.op.kind != "contract" for v in node.inputs}
+    others.update(graph.outputs)
 
     def visit(node: Node) -> tuple[Value, ...] | None:
+        if node.op.name == "permute_dims" and _bytes(node.types[0]) > SMALL and (
+                node.outputs[0] not in others):
+            return None
         arrays = [constant_array(v) for v in node.inputs if v is not None]
         inputs = [a for a in arrays if a is not None]
         if len(inputs) < len(arrays) or not _worthwhile(node, inputs, limit):

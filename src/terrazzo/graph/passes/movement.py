@@ -193,7 +193,17 @@ def _transposed_result(x: Value, y: Value, product: Value, node: Node) -> Value 
                transpose_y=not flags["transpose_x"])
 
 
+def _rows_as_they_were(x: Value, y: Value, merged: Value, node: Node) -> Value | None:
+    """A product with one matrix takes rows in any shape, so the reshape may as well come after."""
+    if y.ndim != 2 or x.ndim < 2 or node.attrs["transpose_x"] or x.shape[-1] != merged.shape[-1]:
+        return None
+    product = _op("batch_matmul", x, y, transpose_x=False, transpose_y=node.attrs["transpose_y"])
+    return _op("reshape", product, shape=node.types[0].shape)
+
+
 CONTRACTING = RuleTable((
+    Rule("reshape after a matrix product", P.batch_matmul(P.reshape(x).named("merged"), y),
+         _rows_as_they_were, "extended", "so that what follows the product meets no reshape"),
     Rule("transpose into a matrix product, left",
          P.batch_matmul(P.permute_dims(x).named("moved"), y), _transposed_left, "extended"),
     Rule("transpose into a matrix product, right",
