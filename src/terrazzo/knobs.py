@@ -114,7 +114,7 @@ class Settings:
     opt_level: str = _knob(
         "all",
         "which graph rewrites run",
-        choices=("basic", "extended", "layout", "all"),
+        choices=("none", "basic", "extended", "layout", "all"),
         shapes_code=True,
     )
 

@@ -30,7 +30,7 @@ from terrazzo.errors import ArgumentError, CompileError
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, trace_scope
 from terrazzo.index import proves_eq
 
-LEVELS = ("basic", "extended", "layout", "all")
+LEVELS = ("none", "basic", "extended", "layout", "all")
 COMMUTATIVE = frozenset({
     "add", "multiply", "maximum", "minimum", "equal", "not_equal", "bitwise_and", "bitwise_or",
     "bitwise_xor", "logical_and", "logical_or", "logical_xor", "hypot"})

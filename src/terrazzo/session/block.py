@@ -36,7 +36,8 @@ class Setting:
     opsets: Mapping[str, int]
     compile: Callable[[Graph], Any]
     reference: bool  # whether onnx's reference may run what nothing else can
-    where: str = ""
+    where: str
+    call: Callable[[Any, Sequence[Any]], list[Any]]  # runs an executable on arrays
     announced: set[str] = field(default_factory=set)
 
     def announce(self, node: Any, why: str) -> None:
@@ -88,7 +89,8 @@ class Block:
         while position is not None and position.nodes:
             part = self._part(position, values)
             if part.executable is not None:
-                results = part.executable.run([values[n] for n in part.imported.inputs])
+                results = self.setting.call(
+                    part.executable, [values[n] for n in part.imported.inputs])
                 values.update(zip(part.imported.outputs, results, strict=True))
             values.update(part.imported.constants)
             for node, step in part.host:
@@ -148,8 +150,8 @@ class Block:
                 left.append((number, node))  # compiles once those contents are there
                 continue
             if all(n in available for n in needed_names(node)):
+                # What reads its outputs is left: once they are there, it may well compile.
                 host.append((node, host_step(node, reason, self)))
-                available |= set(node.output)
             else:
                 stuck = stuck or f"{node_text(node)} {reason}"
                 left.append((number, node))

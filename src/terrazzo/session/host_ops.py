@@ -1,8 +1,292 @@
-"""Operators that the host runs in numpy."""
+"""Operators that the host runs in numpy between compiled parts.
+
+They are those whose results have as many elements as the contents of a tensor say, and those that
+work on what is no tensor of numbers: sequences (Python lists), optionals (the value, or None) and
+strings (arrays of objects).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-HOST_OPS: dict[tuple[str, str], Callable[..., Any]] = {}
+import numpy as np
+
+from terrazzo.errors import IndexOutOfRange, ModelError, TerrazzoError
+
+Attrs = Mapping[str, Any]
+# (attributes of the node, version of its domain, inputs with None for those left out) -> outputs
+HostOp = Callable[[Attrs, int, Sequence[Any]], list[Any]]
+
+HOST_OPS: dict[tuple[str, str], HostOp] = {}
+
+
+def _host(*operators: str) -> Callable[[HostOp], HostOp]:
+    """Enter a function under the names of operators; what numpy rejects is the model's mistake."""
+
+    def register(function: HostOp) -> HostOp:
+        for operator in operators:
+            def run(attrs: Attrs, version: int, inputs: Sequence[Any],
+                    operator: str = operator) -> list[Any]:
+                try:
+                    return function(attrs, version, inputs)
+                except TerrazzoError:
+                    raise
+                except (ValueError, IndexError, TypeError, AttributeError, re.error) as error:
+                    raise ModelError(f"{operator} cannot work with what it is given: {error}"
+                                     ) from error
+
+            HOST_OPS["", operator] = run
+        return function
+
+    return register
+
+
+def _given(inputs: Sequence[Any], i: int) -> Any:
+    """An input, or None where it is left out."""
+    return inputs[i] if i < len(inputs) else None
+
+
+def _number(value: Any, default: Any = None) -> Any:
+    """The one element of a tensor."""
+    return default if value is None or np.size(value) == 0 else np.reshape(value, -1)[0]
+
+
+# ---------------------------------------------------------------- as many as there are
+@_host("NonZero")
+def _non_zero(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    x = np.asarray(inputs[0])
+    places = np.nonzero(x.reshape(-1) != 0)[0]
+    return [np.array(np.unravel_index(places, x.shape), np.int64).reshape(x.ndim, -1)
+            if x.ndim else np.zeros((0, len(places)), np.int64)]
+
+
+@_host("Compress")
+def _compress(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    x, condition = np.asarray(inputs[0]), np.asarray(inputs[1]).reshape(-1)
+    axis = attrs.get("axis")
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    return [np.take(x, np.flatnonzero(condition), axis=axis)]
+
+
+@_host("Unique")
+def _unique(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    x, axis = np.asarray(inputs[0]), attrs.get("axis")
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    # Without an axis for numpy elements are compared by themselves, also of types it cannot cut.
+    found, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True,
+        axis=None if x.ndim == 1 else axis)
+    inverse = inverse.reshape(-1)
+    if not attrs.get("sorted", 1):
+        order = np.argsort(first, kind="stable")
+        found, first, counts = np.take(found, order, axis=axis), first[order], counts[order]
+        inverse = np.argsort(order, kind="stable")[inverse]
+    return [found, *(a.astype(np.int64) for a in (first, inverse, counts))]
+
+
+@_host("Range")
+def _range(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    dtype = np.asarray(inputs[0]).dtype
+    kind: Any = int if dtype.kind in "iu" else float
+    start, limit, delta = (kind(_number(i)) for i in inputs)
+    if delta == 0:
+        raise ModelError("Range has a delta of 0, and would never end")
+    count = max(0, -((start - limit) // delta) if kind is int else
+                int(np.ceil((limit - start) / delta)))
+    return [(start + np.arange(count) * delta).astype(dtype)]
+
+
+# ---------------------------------------------------------------- boxes
+@_host("NonMaxSuppression")
+def _non_max_suppression(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    """Greedy: the best box of those left is kept, and what overlaps it too much is dropped."""
+    boxes, scores = np.asarray(inputs[0]), np.asarray(inputs[1])
+    most = max(0, int(_number(_given(inputs, 2), 0)))
+    overlap = _number(_given(inputs, 3), boxes.dtype.type(0))
+    least = _number(_given(inputs, 4))
+    chosen: list[tuple[int, int, int]] = []
+    for batch in range(scores.shape[0]):
+        corners = _corners(boxes[batch], bool(attrs.get("center_point_box", 0)))
+        for category in range(scores.shape[1]):
+            score = scores[batch, category]
+            left = np.argsort(-score, kind="stable")
+            if least is not None:
+                left = left[score[left] > least]
+            for _ in range(most):
+                if not left.size:
+                    break
+                best, left = left[0], left[1:]
+                chosen.append((batch, category, int(best)))
+                left = left[~_overlaps(corners[best], corners[left], overlap)]
+    return [np.array(chosen, np.int64).reshape(-1, 3)]
+
+
+def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
+    """Boxes as [low x, low y, high x, high y]; either diagonal may be given, y first."""
+    if centred:
+        half = boxes[:, 2:] / 2
+        return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+    pairs = boxes.reshape(-1, 2, 2)[:, :, ::-1]
+    return np.concatenate([pairs.min(axis=1), pairs.max(axis=1)], axis=1)
+
+
+def _overlaps(one: np.ndarray, others: np.ndarray, threshold: Any) -> np.ndarray:
+    """Which boxes share more than a part `threshold` of their union with one box."""
+    sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
+    shared = np.where((sides > 0).all(axis=1), sides.prod(axis=1), 0)
+    area, areas = (one[2:] - one[:2]).prod(), (others[:, 2:] - others[:, :2]).prod(axis=1)
+    union = area + areas - shared
+    real = (shared > 0) & (area > 0) & (areas > 0) & (union > 0)
+    return real & (shared / np.where(real, union, 1) > threshold)
+
+
+# ---------------------------------------------------------------- sequences
+def _place(position: Any, count: int, last: int) -> int:
+    """A position in a sequence, counted from the back if negative, up to `last`."""
+    at = int(_number(position))
+    if not -count <= at <= last:
+        raise IndexOutOfRange(f"position {at} is outside a sequence of {count}")
+    return at + count if at < 0 else at
+
+
+@_host("SequenceEmpty")
+def _sequence_empty(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    return [[]]
+
+
+@_host("SequenceConstruct")
+def _sequence_construct(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    return [list(inputs)]
+
+
+@_host("SequenceAt")
+def _sequence_at(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    items, position = inputs
+    return [items[_place(position, len(items), len(items) - 1)]]
+
+
+@_host("SequenceInsert")
+def _sequence_insert(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    items, tensor, position = list(inputs[0]), inputs[1], _given(inputs, 2)
+    items.insert(len(items) if position is None else _place(position, len(items), len(items)),
+                 tensor)
+    return [items]
+
+
+@_host("SequenceErase")
+def _sequence_erase(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    items, position = list(inputs[0]), _given(inputs, 1)
+    del items[_place(-1 if position is None else position, len(items), len(items) - 1)]
+    return [items]
+
+
+@_host("SequenceLength")
+def _sequence_length(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    return [np.array(len(inputs[0]), np.int64)]
+
+
+@_host("SplitToSequence")
+def _split_to_sequence(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    x, split, axis = np.asarray(inputs[0]), _given(inputs, 1), attrs.get("axis", 0)
+    n = x.shape[axis]
+    if split is None:
+        parts = np.split(x, n, axis=axis) if n else []
+        if not attrs.get("keepdims", 1):
+            parts = [np.squeeze(p, axis=axis) for p in parts]
+        return [parts]
+    if np.ndim(split) == 0:
+        cuts = list(range(int(split), n, int(split)))
+    else:
+        sizes = np.asarray(split)
+        if sizes.sum() != n or (sizes < 0).any():
+            raise ModelError(f"SplitToSequence cuts {n} elements into parts {sizes.tolist()}")
+        cuts = np.cumsum(sizes)[:-1].tolist()
+    return [np.split(x, cuts, axis=axis)]
+
+
+@_host("ConcatFromSequence")
+def _concat_from_sequence(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    join = np.stack if attrs.get("new_axis", 0) else np.concatenate
+    return [join(inputs[0], axis=attrs["axis"])]
+
+
+# ---------------------------------------------------------------- optionals
+@_host("Optional")
+def _optional(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    return [_given(inputs, 0)]
+
+
+@_host("OptionalHasElement")
+def _optional_has_element(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    return [np.array(_given(inputs, 0) is not None)]
+
+
+@_host("OptionalGetElement")
+def _optional_get_element(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    if inputs[0] is None:
+        raise ModelError("OptionalGetElement is given an optional that is empty")
+    return [inputs[0]]
+
+
+@_host("Identity")
+def _identity(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    return [inputs[0]]
+
+
+# ---------------------------------------------------------------- strings
+@_host("Constant")
+def _constant(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    ((name, value),) = attrs.items()
+    return [np.asarray(value, object) if name.startswith("value_string") else np.asarray(value)]
+
+
+@_host("Equal")
+def _equal(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    return [np.asarray(np.equal(*(np.asarray(i, object) for i in inputs)), bool)]
+
+
+def _each_string(function: Callable[..., Any], *inputs: Any) -> np.ndarray:
+    """A function of strings, applied to all that broadcast together."""
+    made = np.frompyfunc(function, len(inputs), 1)(*(np.asarray(i, object) for i in inputs))
+    return np.asarray(made, object)
+
+
+@_host("StringConcat")
+def _string_concat(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    return [_each_string(lambda x, y: x + y, *inputs)]
+
+
+@_host("StringSplit")
+def _string_split(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    x = np.asarray(inputs[0], object)
+    pieces = [text.split(attrs.get("delimiter") or None, attrs.get("maxsplit", -1))
+              for text in x.reshape(-1)]
+    longest = max(map(len, pieces), default=0)
+    padded = np.array([p + [""] * (longest - len(p)) for p in pieces], object)
+    return [padded.reshape(*x.shape, longest),
+            np.array([len(p) for p in pieces], np.int64).reshape(x.shape)]
+
+
+@_host("RegexFullMatch")
+def _regex_full_match(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    pattern = re.compile(attrs["pattern"])
+    return [_each_string(lambda text: pattern.fullmatch(text) is not None, inputs[0]).astype(bool)]
+
+
+_CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+
+
+@_host("StringNormalizer")
+def _string_normalizer(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    x = np.asarray(inputs[0], object)
+    if x.ndim not in (1, 2) or x.shape[:-1] not in ((), (1,)):
+        raise ModelError(f"StringNormalizer takes strings of shape [C] or [1, C], not {x.shape}")
+    compared: Callable[[str], str] = str if attrs.get("is_case_sensitive", 0) else str.lower
+    stopped = {compared(word) for word in attrs.get("stopwords", ())}
+    case = _CASES[attrs.get("case_change_action", "NONE")]
+    kept = [case(text) for text in x.reshape(-1) if compared(text) not in stopped] or [""]
+    return [np.array(kept, object).reshape(*x.shape[:-1], -1)]

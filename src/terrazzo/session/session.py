@@ -18,6 +18,9 @@ from terrazzo.frontends.onnx.model import Model, load_model
 from terrazzo.frontends.onnx.types import STRING, dtype_of
 from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.index import Index, IndexExpr, Var
+from terrazzo.knobs import knobs
+from terrazzo.runtime.executable import Executable
+from terrazzo.runtime.profile import Profile
 from terrazzo.session.block import Block, Setting, log
 
 assert convert  # importing it registers the converters
@@ -52,8 +55,18 @@ def port_of(info: Any) -> Port:
 class Session:
     """A model that runs: `run(feeds)` answers its outputs in order."""
 
-    def __init__(self, source: Any, *, reference: bool = True, compile_now: bool = True):
+    def __init__(self, source: Any, *, reference: bool = True, compile_now: bool = True,
+                 threads: int = 0, level: str = "", sizes: Mapping[str, int] | None = None,
+                 profile: bool = False):
+        """Load a model and, unless told otherwise, compile it at once where its types allow.
+
+        `reference` says whether onnx's reference may run what nothing else can; `threads` and
+        `level` (of rewrites) are the knobs' where not given; `sizes` fixes symbolic dimensions.
+        """
         self.model: Model = load_model(source)
+        self.threads, self.level = threads, level or knobs.opt_level
+        self.sizes = dict(sizes or {})
+        self.profiles: list[Profile] | None = [] if profile else None
         graph = self.model.graph
         self.inputs = tuple(map(port_of, self.model.input_infos))
         self.overridable = tuple(map(port_of, self.model.overridable_infos))
@@ -62,7 +75,8 @@ class Session:
             if port.shape is not None and any(isinstance(n, int) and n < 0 for n in port.shape):
                 raise ModelError(f"input {port.name!r} has the impossible shape {port.shape}",
                                  where=self.model.where)
-        self.setting = Setting(self.model.opsets, self._compile, reference, self.model.where)
+        self.setting = Setting(self.model.opsets, self._compile, reference, self.model.where,
+                               self._call)
         self.block = Block(list(graph.node), self.model.weights, [o.name for o in graph.output],
                            self.setting, graph.name or "model")
         self._whole: Any = None
@@ -70,7 +84,14 @@ class Session:
             self._whole = self._compile_whole()
 
     def _compile(self, graph: Graph) -> Any:
-        return compile_graph(graph)
+        with knobs.override(opt_level=self.level):
+            return compile_graph(graph)
+
+    def _call(self, executable: Any, arrays: Sequence[Any], into: Sequence[Any] = ()) -> list[Any]:
+        """Run a compiled part with this session's threads, recording it where that is wanted."""
+        if isinstance(executable, Executable):
+            return executable.run(arrays, threads=self.threads, into=into, profiles=self.profiles)
+        return executable.run(arrays)
 
     # ------------------------------------------------------------ before the first run
     @cached_property
@@ -90,6 +111,8 @@ class Session:
         def size(n: Any) -> Index:
             if isinstance(n, int):
                 return n
+            if n in self.sizes:
+                return self.sizes[n]
             name = n or f"size{len(sizes)}"
             return sizes.setdefault(name, Var(_identifier(name)))
 
@@ -115,17 +138,28 @@ class Session:
             return None
 
     # ------------------------------------------------------------ running
-    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
-        """The model's outputs, all or those named, for inputs by name."""
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *,
+            into: Mapping[str, np.ndarray] | None = None) -> list[Any]:
+        """The model's outputs, all or those named, for inputs by name.
+
+        `into` holds memory to write outputs to, by name.
+        """
         names = [o.name for o in self.outputs] if not outputs else list(outputs)
         values = self._checked(feeds)
         whole, imported = self._whole, self.imported if self._whole is not None else None
         if whole is not None and imported is not None and not any(
-                p.name in values for p in self.overridable):
-            results = dict(zip(imported.outputs, whole.run(
-                [values[n] for n in imported.inputs]), strict=True))
+                p.name in values for p in self.overridable) and imported.admits(
+                {n: values[n].shape for n in imported.inputs}):
+            given = [None if into is None else into.get(n) for n in imported.outputs]
+            results = dict(zip(imported.outputs, self._call(
+                whole, [values[n] for n in imported.inputs], given), strict=True))
             return [results[n] for n in self._known_outputs(names)]
-        return self.block.run(values, self._known_outputs(names))
+        found = self.block.run(values, self._known_outputs(names))
+        for i, name in enumerate(names):
+            if into and name in into:
+                into[name][...] = found[i]
+                found[i] = into[name]
+        return found
 
     def _known_outputs(self, names: Sequence[str]) -> Sequence[str]:
         known = {o.name for o in self.outputs}
