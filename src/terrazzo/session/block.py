@@ -85,9 +85,11 @@ class Block:
     def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None) -> list[Any]:
         """The wanted values, from an environment that holds all that the nodes read."""
         values: dict[str, Any] = {**self.weights, **env}
+        weights = self.weights if env.keys().isdisjoint(self.weights) else {
+            n: w for n, w in self.weights.items() if n not in env}
         position: Position | None = self.start
         while position is not None and position.nodes:
-            part = self._part(position, values)
+            part = self._part(position, values, weights)
             if part.executable is not None:
                 results = self.setting.call(
                     part.executable, [values[n] for n in part.imported.inputs])
@@ -101,10 +103,11 @@ class Block:
         return [values[n] for n in (self.wanted if wanted is None else wanted)]
 
     # ------------------------------------------------------------ planning
-    def _part(self, position: Position, values: Mapping[str, Any]) -> Part:
+    def _part(self, position: Position, values: Mapping[str, Any],
+              weights: Mapping[str, np.ndarray]) -> Part:
         types: dict[str, TensorType] = {}
         for name in position.reads:
-            type = type_of(values.get(name)) if name not in self.weights else None
+            type = type_of(values.get(name)) if name not in weights else None
             if type is not None:
                 types[name] = type
         while True:
@@ -113,7 +116,7 @@ class Block:
             part = position.plans.get(key)
             if part is not None:
                 return part
-            imported = self._import(position, types, values, contents)
+            imported = self._import(position, types, values, contents, weights)
             more = {n for n in imported.needed & types.keys() - contents
                     if values[n].nbytes <= _LARGEST_KEY}
             if not more:
@@ -126,8 +129,9 @@ class Block:
         return part
 
     def _import(self, position: Position, types: Mapping[str, TensorType],
-                values: Mapping[str, Any], contents: Iterable[str]) -> Imported:
-        known = {**self.weights, **{n: np.asarray(values[n]) for n in contents}}
+                values: Mapping[str, Any], contents: Iterable[str],
+                weights: Mapping[str, np.ndarray]) -> Imported:
+        known = {**weights, **{n: np.asarray(values[n]) for n in contents}}
         return import_nodes(position.nodes, self.setting.opsets,
                             {n: t for n, t in types.items() if n not in known}, known,
                             self.wanted, self.name, self.setting.where)

@@ -57,9 +57,7 @@ def _number(value: Any, default: Any = None) -> Any:
 @_host("NonZero")
 def _non_zero(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])
-    places = np.nonzero(x.reshape(-1) != 0)[0]
-    return [np.array(np.unravel_index(places, x.shape), np.int64).reshape(x.ndim, -1)
-            if x.ndim else np.zeros((0, len(places)), np.int64)]
+    return [np.array(np.nonzero(np.atleast_1d(x != 0)), np.int64)[:x.ndim]]  # a scalar: no row
 
 
 @_host("Compress")

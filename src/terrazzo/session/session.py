@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.compiler import compile_graph
+from terrazzo.compiler import compile_graph, load_compiled, model_key
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ModelError, TerrazzoError
 from terrazzo.frontends.onnx import convert
@@ -17,8 +17,9 @@ from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import Model, load_model
 from terrazzo.frontends.onnx.types import STRING, dtype_of
 from terrazzo.graph.ir import Graph, TensorType
-from terrazzo.index import Index, IndexExpr, Var
+from terrazzo.index import Index, IndexExpr, Var, evaluate
 from terrazzo.knobs import knobs
+from terrazzo.runtime.artifact import index_data, index_from
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.profile import Profile
 from terrazzo.session.block import Block, Setting, log
@@ -79,9 +80,7 @@ class Session:
                                self._call)
         self.block = Block(list(graph.node), self.model.weights, [o.name for o in graph.output],
                            self.setting, graph.name or "model")
-        self._whole: Any = None
-        if compile_now:
-            self._whole = self._compile_whole()
+        self.whole: Executable | None = self._compile_whole() if compile_now else None
 
     def _compile(self, graph: Graph) -> Any:
         with knobs.override(opt_level=self.level):
@@ -122,20 +121,28 @@ class Session:
             types[port.name] = TensorType(tuple(map(size, port.shape)), port.dtype)
         return types
 
-    def _compile_whole(self) -> Any:
-        imported = self.imported
-        if imported is None or imported.put_off or set(imported.outputs) != {
-                o.name for o in self.outputs}:
-            return None
-        try:
-            return self._compile(imported.graph)
-        except TerrazzoError as error:
-            symbolic = any(isinstance(n, IndexExpr) for v in imported.graph.inputs
-                           for n in v.shape)
-            if not symbolic:
-                raise
-            log.warning("the model is compiled for each size it meets: %s", error.message)
-            return None
+    def _compile_whole(self) -> Executable | None:
+        """The model as one executable, from the cache if it was compiled before."""
+        with knobs.override(opt_level=self.level):
+            key = model_key(self.model.digest, str(sorted(self.sizes.items())))
+            known = load_compiled(key)
+            if known is not None:
+                return known
+            imported = self.imported
+            if imported is None or imported.put_off or set(imported.outputs) != {
+                    o.name for o in self.outputs}:
+                return None
+            try:
+                made = compile_graph(imported.graph, key=key, notes={
+                    "outputs": list(imported.outputs), "assumptions": [
+                        [index_data(a), index_data(b)] for a, b in imported.assumptions]})
+            except TerrazzoError as error:
+                if not any(isinstance(n, IndexExpr) for v in imported.graph.inputs
+                           for n in v.shape):
+                    raise
+                log.warning("the model is compiled for each size it meets: %s", error.message)
+                return None
+        return made if isinstance(made, Executable) else None
 
     # ------------------------------------------------------------ running
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *,
@@ -146,13 +153,12 @@ class Session:
         """
         names = [o.name for o in self.outputs] if not outputs else list(outputs)
         values = self._checked(feeds)
-        whole, imported = self._whole, self.imported if self._whole is not None else None
-        if whole is not None and imported is not None and not any(
-                p.name in values for p in self.overridable) and imported.admits(
-                {n: values[n].shape for n in imported.inputs}):
-            given = [None if into is None else into.get(n) for n in imported.outputs]
-            results = dict(zip(imported.outputs, self._call(
-                whole, [values[n] for n in imported.inputs], given), strict=True))
+        whole = self.whole
+        if whole is not None and self._fits(whole, values):
+            made = whole.artifact.notes["outputs"]
+            results = dict(zip(made, self._call(
+                whole, [values[n] for n, _, _ in whole.input_types],
+                [into.get(n) for n in made] if into else ()), strict=True))
             return [results[n] for n in self._known_outputs(names)]
         found = self.block.run(values, self._known_outputs(names))
         for i, name in enumerate(names):
@@ -160,6 +166,18 @@ class Session:
                 into[name][...] = found[i]
                 found[i] = into[name]
         return found
+
+    def _fits(self, whole: Executable, values: Mapping[str, Any]) -> bool:
+        """Whether the executable of the whole model may run on these inputs."""
+        if any(p.name in values for p in self.overridable):
+            return False
+        assumed = whole.artifact.notes["assumptions"]
+        if not assumed:
+            return True
+        sizes = {n.name: size for name, _, shape in whole.input_types
+                 for n, size in zip(shape, values[name].shape, strict=True) if isinstance(n, Var)}
+        return all(evaluate(index_from(a), sizes) <= evaluate(index_from(b), sizes)
+                   for a, b in assumed)
 
     def _known_outputs(self, names: Sequence[str]) -> Sequence[str]:
         known = {o.name for o in self.outputs}
