@@ -35,6 +35,7 @@ from test_operator_gradients import (  # noqa: E402
     called,
     case,
     given,
+    inside,
     integers,
     positive,
     spread,
@@ -53,6 +54,11 @@ def bits(*shape: int, low: int = -100, high: int = 100) -> Maker:
 
 def specials(rng: np.random.Generator) -> np.ndarray:
     return np.array([0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, np.nan, 1e-40, -1e30])
+
+
+def single(make: Maker) -> Maker:
+    """The same in float32, whatever type is asked for."""
+    return lambda rng: make(rng).astype(np.float32)
 
 
 def key() -> Maker:
@@ -110,6 +116,49 @@ MORE: dict[str, list[Case]] = {
     "bernoulli": [case(key(), shape=(70,), p=0.3)],
     "randint": [case(key(), low=-3, high=9, shape=(70,))],
     "permutation": [case(key(), n=17)],
+    # recurrent layers: small weights, so that rounding does not grow from step to step
+    **{name: [case(spread(3, 2, 4), *(spread(1, count * 5, n, low=-0.5, high=0.5) for n in (4, 5)),
+                   spread(1, count * 10)),
+              case(spread(3, 2, 4), *(spread(2, count * 5, n, low=-0.5, high=0.5) for n in (4, 5)),
+                   None, given(np.array([2, 3], np.int32)), direction="bidirectional", clip=0.7)]
+       for name, count in (("lstm", 4), ("gru", 3), ("rnn", 1))},
+    "recurrent_steps": [case(
+        spread(3, 2, 5), spread(1, 1, 5, 1, 5, low=-0.5, high=0.5), kind="rnn",
+        given=("gates", "weights0"), direction="reverse", functions=((("tanh", 0.0, 0.0),),),
+        clip=None, input_forget=False, linear_before_reset=False, batch_first=False, units=(5,))],
+    **{name: [case(size=9), case(size=9, periodic=False, dtype="float64")]
+       for name in ("hann_window", "hamming_window", "blackman_window")},
+    "mel_weight_matrix": [case(num_mel_bins=8, dft_length=16, sample_rate=8192,
+                               lower_edge_hertz=0, upper_edge_hertz=4096)],
+    "det": [case(lambda rng: rng.uniform(-1, 1, (3, 4, 4)) + 3 * np.eye(4))],
+    "bernoulli_of": [case(spread(3, 5, low=0.0, high=1.0), key())],
+    "multinomial": [case(X, key(), sample_size=7)],
+    "nonzero_padded": [case(truths(3, 5)), case(truths(7))],
+    "compress_padded": [case(X, truths(3), axis=0), case(X, truths(5), axis=1), case(X, truths(9))],
+    "unique_padded": [case(integers(3, 5, high=4)), case(integers(9, high=4), sorted=False),
+                      case(specials)],
+    "unique_slices_padded": [case(integers(7, 2, high=2), axis=0),
+                             case(integers(2, 7, high=2), axis=1, sorted=False)],
+    "rank_rows": [case(integers(7, 2, high=2))],
+    "non_max_suppression_padded": [case(
+        spread(2, 9, 4, low=0.0, high=1.0), spread(2, 3, 9), given(np.array([4])),
+        given(np.float32(0.3)), given(np.float32(0.0)), center_point_box=center)
+        for center in (False, True)],
+    "select_boxes": [case(
+        spread(1, 9, 4, low=0.0, high=1.0), spread(1, 2, 9),
+        given(np.tile(np.arange(9), (1, 2, 1))), given(np.float32(0.0)), given(np.float32(0.3)),
+        most=4)],
+    "tfidf_vectorizer": [case(
+        integers(3, 9, high=3), mode="TF", min_gram_length=1, max_gram_length=2, max_skip_count=1,
+        ngram_counts=(0, 2), ngram_indexes=(0, 1, 2), pool_int64s=(0, 1, 1, 2))],
+    "linear_attention": [
+        case(inside(2, 3, 8), inside(2, 3, 4), inside(2, 3, 6), None, inside(2, 3, 2),
+             inside(2, 3, 2), q_num_heads=4, kv_num_heads=2),
+        case(inside(2, 3, 8), inside(2, 3, 8), inside(2, 3, 6), inside(2, 2, 4, 3), q_num_heads=2,
+             kv_num_heads=2, update_rule="linear")],
+    "linear_attention_steps": [case(*(
+        single(inside(*s)) for s in ((2, 3, 4, 5), (2, 3, 2, 5), (2, 3, 2, 7), (2, 2, 5, 7),
+                                     (2, 3, 2, 5))), given=("decay",), scale=0.5)],
     "stop_gradient": [case(X)],
     "constant": [called(lambda op, x: x + np.arange(15, dtype=np.float32).reshape(3, 5), X)],
     "while_loop": [called(lambda op, x: tz.while_loop(
@@ -197,7 +246,9 @@ def test_gradients(name: str, row: Case, rng: np.random.Generator) -> None:
 # These need a size to be known, each for the reason its error gives.
 KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagonal", "diag", "glu",
                "swiglu", "gather_nd", "group_norm", "einsum", "scaled_dot_product_attention",
-               "scatter_nd", "place", "nonzero", "constant"}
+               "scatter_nd", "place", "nonzero", "constant", "lstm", "gru", "rnn",
+               "recurrent_steps", "dft", "stft", "causal_conv_with_state", "linear_attention",
+               "tfidf_vectorizer", "non_max_suppression_padded", "select_boxes"}
 
 
 def symbolic_graph(name: str, arrays: Sequence[np.ndarray | None], row: Case) -> Graph:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,26 @@ from terrazzo.chips.cpu import host
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import jit
 from terrazzo.codegen.llvm.program import Argument, Call, module_text
-from terrazzo.expr.ir import Program
+from terrazzo.errors import ArtifactError
+from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import lower
 from terrazzo.expr.schedule import Schedule
+from terrazzo.expr.structure import structure
 from terrazzo.expr.work import work
 from terrazzo.graph.fusion import Fused, Group, fuse, takes_strides
 from terrazzo.graph.ir import Graph, Node
 from terrazzo.graph.passes import canonicalize, inline_composites
+from terrazzo.graph.passes.cse import frozen
+from terrazzo.graph.passes.recognize import recognize
 from terrazzo.graph.rewrite import Applied
 from terrazzo.index import Index, Var
 from terrazzo.knobs import knobs
 from terrazzo.loop.ir import Buffer, Function
+from terrazzo.loop.packing import Packing
 from terrazzo.loop.simplify import simplify
-from terrazzo.runtime.artifact import Artifact, Strides, aligned_bytes, pack, unpack
-from terrazzo.runtime.cache import default_cache, make_key
+from terrazzo.runtime import artifact as artifacts
+from terrazzo.runtime.artifact import Artifact, Constant, Strides
+from terrazzo.runtime.cache import array_digests, default_cache, make_key
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.plan import MemoryPlan, plan_memory
 from terrazzo.shapes import num_elements
@@ -80,14 +87,27 @@ class Lowering:
 
     @cached_property
     def functions(self) -> list[Function]:
-        """L3: one kernel a group."""
-        return [lower_group(g, p, s, self.chip)
-                for g, (p, s) in zip(self.fused.groups, self.scheduled, strict=True)]
+        """L3: the kernel of each group; groups that differ in names alone share one."""
+        made: dict[Hashable, Function] = {}
+        result = []
+        for i, group in enumerate(self.fused.groups):
+            constants = self._constants_of(group)
+            key = group_key(group, constants)
+            if key not in made:
+                program, schedule = self.scheduled[i]
+                made[key] = lower_group(group, program, schedule, self.chip, constants)
+            result.append(made[key])
+        return result
+
+    def _constants_of(self, group: Group) -> frozenset[Tensor]:
+        """The inputs of a group's program that are constants of the graph."""
+        return frozenset(t for t, v in zip(group.program.inputs, group.inputs, strict=True)
+                         if self.fused.root(v) in self.fused.constants)
 
     @cached_property
     def plan(self) -> MemoryPlan:
         """Where values live between kernels."""
-        return plan_memory(self.fused)
+        return plan_memory(self.fused, self.functions)
 
     @cached_property
     def dims(self) -> list[Var]:
@@ -103,29 +123,45 @@ class Lowering:
     def llvm(self) -> str:
         """L4 as text."""
         return module_text(self.calls, len(self.graph.inputs) + len(self.graph.outputs),
-                           len(self.fused.constants), self.dims, self.chip)
+                           len(self._stored), self.dims, self.chip)
 
     @cached_property
     def calls(self) -> list[Call]:
         """The kernels in order with where their arguments lie."""
         calls = []
         for group, function in zip(self.fused.groups, self.functions, strict=True):
-            arguments = [self._argument(v) for v in (*group.inputs, *group.outputs)]
-            calls.append(Call(function, tuple(arguments)))
+            arguments = [self._argument(v, function.packed.get(i))
+                         for i, v in enumerate((*group.inputs, *group.outputs))]
+            calls.append(Call(function, tuple(arguments), group.program.name))
         for i, value in enumerate(self.graph.outputs):
             place = self.plan.places[value]
             if place.kind != "output" or place.number != i:
                 calls.append(_copy_call(self._argument(value), i, len(self.graph.inputs), value))
         return calls
 
-    def _argument(self, value: Any) -> Argument:
+    @cached_property
+    def _stored(self) -> dict[tuple[int, Packing | None], int]:
+        """Numbers of the constants that are stored: once for each layout that somebody reads."""
+        numbers: dict[tuple[int, Packing | None], int] = {}
+        for group, function in zip(self.fused.groups, self.functions, strict=True):
+            for i, value in enumerate(group.inputs):
+                place = self.plan.places[value]
+                if place.kind == "constant":
+                    numbers.setdefault((place.number, function.packed.get(i)), len(numbers))
+        for value in self.graph.outputs:
+            place = self.plan.places[value]
+            if place.kind == "constant":
+                numbers.setdefault((place.number, None), len(numbers))
+        return numbers
+
+    def _argument(self, value: Any, packing: Packing | None = None) -> Argument:
         place = self.plan.places[value]
         if place.kind == "input":
             return Argument("slot", place.number)
         if place.kind == "output":
             return Argument("slot", len(self.graph.inputs) + place.number)
         if place.kind == "constant":
-            return Argument("constant", place.number)
+            return Argument("constant", self._stored[place.number, packing])
         return Argument("arena", 0, place.offset)
 
     def assembly(self) -> str:
@@ -135,23 +171,21 @@ class Lowering:
     def artifact(self) -> Artifact:
         """Compile to machine code."""
         graph = self.graph
-        functions = [c.function for c in self.calls]
+        calls = [(c.name, c.function) for c in self.calls]
         return Artifact(
             graph.name,
             tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
             tuple((v.dtype.name, v.shape) for v in graph.outputs),
             self.plan.arena,
-            tuple({"name": f.name, "origin": f.origin, "flops": f.flops, "bytes": f.bytes}
-                  for f in functions),
+            tuple({"name": name, "origin": f.origin, "flops": f.flops, "bytes": f.bytes}
+                  for name, f in calls),
             tuple(sorted(self.chip.features)), self.chip.llvm_triple,
             jit.compile_object(self.llvm, self.chip),
-            tuple(_aligned(c) for c in self.fused.constants.values()), self.input_strides)
+            self._constants(), self.input_strides)
 
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    fresh = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
-    fresh[...] = array
-    return fresh
+    def _constants(self) -> tuple[Constant, ...]:
+        sources = list(self.fused.constants.values())
+        return tuple(Constant(sources[number], packing) for number, packing in self._stored)
 
 
 def _copy_call(source: Argument, output: int, inputs: int, value: Any) -> Call:
@@ -165,7 +199,7 @@ def _copy_call(source: Argument, output: int, inputs: int, value: Any) -> Call:
     function = Function(f"k_copy_{output}", (x, y), dims,
                         For(i, 0, size, Store(y, i, x[i]), "vector"), "copy",
                         bytes=2 * size * value.dtype.itemsize)
-    return Call(function, (source, Argument("slot", inputs + output)))
+    return Call(function, (source, Argument("slot", inputs + output)), function.name)
 
 
 def _free(index: Index) -> set[Var]:
@@ -176,10 +210,24 @@ def _free(index: Index) -> set[Var]:
 
 def inlined(graph: Graph, log: list[Applied] | None = None) -> Graph:
     """A graph of primitives and of those composite operators that have a kernel of their own."""
+    graph = recognize(graph, log, knobs.opt_level)
     return inline_composites(graph, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
 
 
 # ---------------------------------------------------------------- groups
+def group_key(group: Group, constants: frozenset[Tensor]) -> Hashable:
+    """Equal for groups that one kernel serves; valid while their nodes are alive."""
+    program = group.program
+    return (structure(program), tuple(t in constants for t in program.inputs), tuple(
+        (k, _node_key(v) if isinstance(v, Node) else frozen(v))
+        for k, v in sorted(program.attrs.items())))
+
+
+def _node_key(node: Node) -> Hashable:
+    attrs = tuple((k, frozen(v)) for k, v in sorted(node.attrs.items()))
+    return node.op, attrs, node.types, tuple(v is None for v in node.inputs)
+
+
 def schedule_group(group: Group, chip: ChipSpec) -> tuple[Program, Schedule | None]:
     """The program as it will run; no schedule for kernels that are built whole."""
     if group.program.kind in ("pointwise", "rows", "contraction"):
@@ -188,9 +236,9 @@ def schedule_group(group: Group, chip: ChipSpec) -> tuple[Program, Schedule | No
 
 
 def lower_group(group: Group, program: Program, schedule: Schedule | None,
-                chip: ChipSpec) -> Function:
-    """The Loop IR of one group."""
-    function = cpu_templates.lower(group.program, chip)
+                chip: ChipSpec, constants: frozenset[Tensor] = frozenset()) -> Function:
+    """The Loop IR of one group, which may ask for its constants in another layout."""
+    function = cpu_templates.lower(group.program, chip, constants)
     if function is None:
         if program.kind == "opaque":
             function = _opaque(program)
@@ -239,22 +287,19 @@ def graph_key(graph: Graph, chip: ChipSpec, strides: Strides = ()) -> str:
 def graph_text(graph: Graph) -> str:
     """A graph's text with the contents of constants and inner graphs."""
     parts = [str(graph)]
-    for node in graph.nodes:
-        for value in node.attrs.values():
-            if isinstance(value, np.ndarray) and value.ndim:
-                parts.append(hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest())
-            elif isinstance(value, np.ndarray):
-                parts.append(value.tobytes().hex())
-            elif isinstance(value, Graph):
-                parts.append(graph_text(value))
+    held = [value for node in graph.nodes for value in node.attrs.values()]
+    parts += array_digests([v for v in held if isinstance(v, np.ndarray)])
+    parts += [graph_text(v) for v in held if isinstance(v, Graph)]
     return "\n".join(parts)
 
 
-def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides = ()) -> Any:
+def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides = (), *,
+                  key: str = "", notes: Mapping[str, Any] | None = None) -> Any:
     """An executable for a graph, from the disk cache when it was compiled before.
 
     `strides` are those of inputs that are not row major, in elements, None for the others. Which
-    of them the executable takes is for it to say; the rest must be made row major.
+    of them the executable takes is for it to say; the rest must be made row major. `key` names
+    the graph for `load_compiled`, by default by its contents; `notes` are kept with the code.
     """
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
@@ -262,16 +307,38 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides =
     if needs_host(graph):
         return HostedExecutable(graph, compile_graph)
     chip = chip or host()
-    cache = default_cache()
-    key = graph_key(graph, chip, strides)
-    stored = cache.get(key)
-    if stored is not None:
-        return Executable(unpack(stored))
+    key = key or graph_key(graph, chip, strides)
+    known = load_compiled(key)
+    if known is not None:
+        return known
     lowering = Lowering(graph, chip, strides)
     _dump(lowering)
-    artifact = lowering.artifact()
-    cache.put(key, pack(artifact))
+    artifact = replace(lowering.artifact(), notes=dict(notes or {}))
+    stored = default_cache().store(key, partial(artifacts.write, artifact))
+    if stored is not None and artifact.constants:
+        # What is mapped from the file need not be packed into memory once more.
+        with contextlib.suppress(OSError):
+            artifact = artifacts.load(stored, check_constants=False)
     return Executable(artifact)
+
+
+def load_compiled(key: str) -> Executable | None:
+    """What was compiled under a key, if the cache still has it."""
+    cache = default_cache()
+    stored = cache.find(key)
+    if stored is None:
+        return None
+    try:
+        # Only we write there, and files appear whole: constants are taken on trust.
+        return Executable(artifacts.load(stored, check_constants=False))
+    except (ArtifactError, OSError) as error:
+        cache.discard(key, str(error))
+        return None
+
+
+def model_key(*parts: str) -> str:
+    """A cache key for a model by its digest and what it was compiled with."""
+    return make_key(_source_stamp(), str(knobs.code_key), "model", *parts, chip=host())
 
 
 def _dump(lowering: Lowering) -> None:

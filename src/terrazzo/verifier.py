@@ -95,8 +95,9 @@ class Subject:
     def kernels(self) -> list[Kernel]:
         """Each kernel by itself, to be run on values of our choice."""
         functions = self.lowering.functions
-        obj = jit.compile_object(llvm_text(functions, host()), host())
-        library = jit.load_object(obj, pool.symbols(), [f.name for f in functions])
+        distinct = list(dict.fromkeys(functions))
+        obj = jit.compile_object(llvm_text(distinct, host()), host())
+        library = jit.load_object(obj, pool.symbols(), [f.name for f in distinct])
         return [Kernel(f, library) for f in functions]
 
     def check(self, arrays: Sequence[np.ndarray], levels: Sequence[str] = LEVELS,
@@ -180,6 +181,7 @@ class Subject:
     def _run_native(self, i: int, group: Group, inputs: Sequence[np.ndarray],
                     dims: Mapping[Var, int]) -> list[np.ndarray]:
         """One kernel on given values, its outputs between fences."""
+        inputs = self.lowering.functions[i].arranged(inputs)
         given = [np.ascontiguousarray(a).reshape(a.shape).copy() for a in inputs]
         rooms = [_fenced(v, dims) for v in group.outputs]
         outputs = [inner for inner, _ in rooms]
@@ -389,8 +391,8 @@ def _statements(stmt: Stmt, env: dict[Var, Any]) -> int:
 def _interpret(function: Function, group: Group, inputs: Sequence[np.ndarray],
                dims: Mapping[Var, int]) -> list[np.ndarray]:
     outputs = [_garbage(v, dims) for v in group.outputs]
-    flat = [np.ravel(a).copy() for a in inputs] + [y.reshape(-1) for y in outputs]
-    interpret.run(function, flat, dims)
+    flat = [np.ravel(a).copy() for a in function.arranged(inputs)]
+    interpret.run(function, flat + [y.reshape(-1) for y in outputs], dims)
     return outputs
 
 

@@ -269,6 +269,81 @@ def test_loop_ir_means_the_same(shape: tuple[int, int, int], transposed: bool) -
     np.testing.assert_allclose(out.reshape(m, n), product(x, y) + b, rtol=1e-5, atol=1e-5)
 
 
+# ---------------------------------------------------------------- constant B
+def make_packed(function: Callable[..., Any], shapes: Sequence[Sequence[Any]], chip: ChipSpec,
+                dtype: DType = float32) -> Kernel:
+    """A kernel whose second input is a constant."""
+    program = contraction(function, shapes, dtype)
+    lowered = lower_contraction(program, chip, frozenset(program.inputs[1:2]))
+    assert lowered is not None and list(lowered.packed) == [1]
+    return compile_function(lowered, chip, dict(pool.symbols()))
+
+
+PACKED_SHAPES = [s for s in SHAPES if s[2] > 1] + [(130, 1100, 65), (270, 600, 130)]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", PACKED_SHAPES, ids=str)
+def test_a_constant_is_read_from_panels(chip: ChipSpec, shape: tuple[int, int, int],
+                                        transposed: bool) -> None:
+    m, k, n = shape
+    x, y = numbers((m, k)), numbers((k, n), seed=1)
+    given = [x, np.ascontiguousarray(y.T) if transposed else y]
+    kernel = make_packed(lambda a, b: batch_matmul(a, b, transpose_y=transposed),
+                         [a.shape for a in given], chip)
+    check(run(kernel, kernel.function.arranged(given), (m, n), 2), x, y, product(x, y))
+
+
+@pytest.mark.parametrize("dtype, unit", [(float16, 2.0**-11), (bfloat16, 2.0**-8),
+                                         (float64, 2.0**-53)], ids=str)
+@pytest.mark.parametrize("m", [1, 20, 50, 300, None])
+def test_constants_of_other_types(m: int | None, dtype: DType, unit: float) -> None:
+    kernel = make_packed(batch_matmul, [(M if m is None else m, 70), (70, 90)], host(), dtype)
+    packing = kernel.function.packed[1]
+    half = dtype in (float16, bfloat16)
+    assert packing.dtype is (float32 if half and m is not None and m > 32 else dtype)
+    y = numbers((70, 90), dtype, seed=1)
+    for rows in (1, 5, 300) if m is None else (m,):
+        x = numbers((rows, 70), dtype)
+        got = run(kernel, kernel.function.arranged([x, y]), (rows, 90), 1, {"M": rows})
+        check(got, x, y, product(x, y), unit)
+
+
+def test_a_batch_of_constants_and_symbolic_rows(threads: int) -> None:
+    w, b = numbers((3, 700, 70), seed=1), numbers((70,), seed=2)
+    kernel = make_packed(lambda x, w, b: relu(matmul(x, w) + b),
+                         [(3, M, 700), w.shape, b.shape], host())
+    for m in (0, 1, 2, 7, 64, 255, 256, 257, 500):
+        x = numbers((3, m, 700), seed=m)
+        got = run(kernel, kernel.function.arranged([x, w, b]), (3, m, 70), threads, {"M": m})
+        np.testing.assert_allclose(got, np.maximum(product(x, w) + b, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_nan_and_infinity_do_not_reach_other_columns() -> None:
+    x, y = numbers((7, 20)), numbers((20, 21), seed=1)
+    y[3, 4], y[5, 20] = np.nan, np.inf
+    kernel = make_packed(batch_matmul, [x.shape, y.shape], host())
+    got = run(kernel, kernel.function.arranged([x, y]), (7, 21))
+    assert np.isnan(got[:, 4]).all() and np.isinf(got[:, 20]).all()
+    assert np.isfinite(np.delete(got, [4, 20], axis=1)).all()
+
+
+def test_packed_loop_ir_means_the_same() -> None:
+    x, y, b = numbers((9, 6)), numbers((6, 5), seed=1), numbers((5,), seed=2)
+    program = contraction(lambda x, y, b: batch_matmul(x, y) + b, [x.shape, y.shape, b.shape])
+    lowered = lower_contraction(program, host(), frozenset(program.inputs[1:2]))
+    assert lowered is not None and "x1 packed: columns 5:1, k 6:5" in str(lowered)
+    out = np.full(45, np.nan, np.float32)
+    interpret.run(lowered, [*(a.ravel() for a in lowered.arranged([x, y, b])), out], {})
+    np.testing.assert_allclose(out.reshape(9, 5), product(x, y) + b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_constant_that_is_read_twice_stays() -> None:
+    program = contraction(lambda x, y: matmul(x, y) + y, [(6, 6), (6, 6)])
+    lowered = lower_contraction(program, host(), frozenset(program.inputs))
+    assert lowered is not None and not lowered.packed
+
+
 def test_integers_are_left_to_the_schedule() -> None:
     assert lower_contraction(contraction(matmul, [(4, 5), (5, 6)], int32), host()) is None
 

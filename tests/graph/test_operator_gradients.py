@@ -102,6 +102,14 @@ ROWS: dict[str, list[Case]] = {
     # creation: the result does not depend on the values
     **{name: [case(X)] for name in ("zeros_like", "ones_like")},
     "full_like": [case(X, value=2.5)],
+    # signals and sequences
+    "dft": [case(spread(3, 4, 1)), case(spread(3, 6, 2), axis=0, inverse=True),
+            case(spread(2, 4, 2), inverse=True, onesided=True), case(spread(7, 1), onesided=True)],
+    "stft": [case(spread(2, 9, 1), spread(4), frame_step=2),
+             case(spread(2, 9, 2), frame_step=3, frame_length=4, onesided=False)],
+    "causal_conv_with_state": [
+        case(spread(2, 3, 5), spread(3, 1, 4), spread(3), spread(2, 3, 3), activation="silu"),
+        case(spread(2, 3, 2), spread(3, 1, 4))],
     # reductions
     **{name: [case(X), case(X, axis=0), case(X, axis=-1, keepdims=True), case(X, axis=(0, 1))]
        for name in ("sum", "prod", "max", "min", "mean", "logsumexp")},

@@ -12,7 +12,8 @@ import pytest
 
 from terrazzo.chips.cpu import avx2_spec, host, neon_spec
 from terrazzo.knobs import knobs
-from terrazzo.runtime.cache import Cache, NoCache, default_cache, make_key
+from terrazzo.runtime import cache as cache_module
+from terrazzo.runtime.cache import Cache, NoCache, array_digests, default_cache, make_key
 
 KEY = make_key("a kernel", chip=avx2_spec())
 OTHER = make_key("another kernel", chip=avx2_spec())
@@ -37,6 +38,47 @@ def test_what_is_put_is_found_again(cache: Cache) -> None:
     assert Cache(cache.folder).get(KEY) == b"code"
     cache.put(KEY, b"newer code")
     assert cache.get(KEY) == b"newer code"
+
+
+def test_files_are_written_aside_and_found_again(cache: Cache) -> None:
+    assert cache.find(KEY) is None
+    path = cache.store(KEY, lambda file: file.write(b"mapped"))
+    assert path is not None and path == cache.find(KEY) and path.read_bytes() == b"mapped"
+    assert cache.get(KEY) is None  # bytes and files do not mix
+    assert cache.size() == 6
+    cache.discard(KEY, "a test")
+    assert cache.find(KEY) is None
+
+    def fails(file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    assert cache.store(KEY, fails) is None
+    assert [path for path in cache.folder.rglob("*") if path.is_file()] == []
+
+
+def test_files_count_when_the_cache_is_trimmed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limit_bytes=5000)
+    for key in (KEY, OTHER):
+        cache.store(key, lambda file: file.write(bytes(3000)))
+        os.utime(cache._path(key, ".tzx"), (1e9, 1e9 + (key == OTHER)))
+    cache.trim()
+    assert cache.find(KEY) is None and cache.find(OTHER) is not None
+
+
+def test_digests_of_arrays_are_kept_with_them() -> None:
+    import hashlib
+
+    import numpy as np
+
+    big, small = np.arange(1 << 21, dtype=np.float32), np.arange(6).reshape(2, 3).T
+    sums = array_digests([big, small, big])
+    assert sums[0] == sums[2] == hashlib.sha256(big.tobytes()).hexdigest()
+    assert sums[1] == hashlib.sha256(small.tobytes()).hexdigest()
+    before = len(cache_module._digests)
+    assert array_digests([small, big]) == [sums[1], sums[0]]
+    assert len(cache_module._digests) == before
+    del big, small
+    assert len(cache_module._digests) == before - 2
 
 
 def test_size_and_clear(cache: Cache) -> None:

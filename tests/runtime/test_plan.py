@@ -14,6 +14,7 @@ from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.index import evaluate, free_vars
+from terrazzo.knobs import knobs
 from terrazzo.runtime.plan import ALIGN, MemoryPlan, byte_size
 from terrazzo.shapes import dim
 
@@ -78,6 +79,60 @@ def test_living_values_never_overlap(function: Any, symbolic: bool) -> None:
 
 def test_a_chain_needs_two_places() -> None:
     assert lowering(lambda x: chain(x, 9), (40, 32)).plan.arena == 2 * 40 * 32 * 4
+
+
+def test_symbolic_sizes_share_memory() -> None:
+    n = dim("n")
+    arena = lowering(lambda x: chain(x, 9), (n, 32)).plan.arena
+    assert str(arena) == str(2 * 32 * 4 * n)
+    odd = lowering(lambda x: chain(x, 9), (n, 3)).plan.arena  # rounded up to cache lines
+    assert sized(odd, 1) == 2 * 64 and sized(odd, 64) == 2 * 64 * 3 * 4
+
+
+def test_gaps_are_filled() -> None:
+    """Two small values live while a large one is dead, and lie side by side where it was."""
+    def function(x: Any) -> Any:
+        large = tz.sort(tz.concat([x, x]))  # [2, n]
+        small = tz.cumsum(large[:1], axis=1)
+        other = tz.cumsum(small, axis=1)
+        return tz.cumsum(tz.concat([small, other]), axis=1)
+
+    lowered = lowering(function, (1, 64))
+    check(lowered, lowered.plan, 0)
+    sizes = [sized(byte_size(v), 0) for v, p in lowered.plan.places.items() if p.kind == "arena"]
+    assert lowered.plan.arena < sum(sizes)
+
+
+def test_a_pointwise_kernel_may_overwrite_what_dies_there(rng: np.random.Generator) -> None:
+    def function(x: Any) -> Any:
+        early = tz.cumsum(x, axis=0)
+        return tz.cumsum(tz.exp(early) * 0.5, axis=0), tz.cumsum(x * 2.0, axis=1)
+
+    lowered = lowering(function, (40, 32))
+    (made,) = [g.outputs[0] for g in lowered.fused.groups if g.program.name == "k_multiply"]
+    (source,) = [g.inputs[0] for g in lowered.fused.groups if g.outputs[0] is made]
+    assert lowered.plan.places[made] == lowered.plan.places[source]
+    x = rng.normal(size=(40, 32)).astype(np.float32)
+    got = tz.jit(function)(x)
+    np.testing.assert_allclose(got[0], np.cumsum(np.exp(np.cumsum(x, 0)) * 0.5, 0), rtol=1e-4)
+    np.testing.assert_allclose(got[1], np.cumsum(x * 2, 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: tz.cumsum(tz.flip(tz.sort(x), axis=1), axis=0),  # reads other elements
+    lambda x: (lambda y: tz.cumsum(tz.exp(y), axis=0) + tz.cumsum(y, axis=1))(tz.sort(x)),  # lives
+    lambda x: tz.cumsum(tz.astype(tz.sort(x), "float64"), axis=0),  # another size
+], ids=["elsewhere", "alive", "wider"])
+def test_otherwise_it_has_memory_of_its_own(function: Any, rng: np.random.Generator) -> None:
+    lowered = lowering(function, (40, 32))
+    for group in lowered.fused.groups:
+        if group.program.kind == "pointwise":
+            mine = lowered.plan.places[group.outputs[0]]
+            assert all(lowered.plan.places[v] != mine for v in group.inputs)
+    x = rng.normal(size=(40, 32)).astype(np.float32)
+    with knobs.override(opt_level="none"):
+        expected = tz.jit(function)(x)
+    np.testing.assert_allclose(tz.jit(function)(x), expected, rtol=1e-5)
 
 
 def test_a_place_may_grow() -> None:

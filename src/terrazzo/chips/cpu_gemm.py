@@ -2,10 +2,11 @@
 
 The work is cut into tasks, one for each block of rows and panel of columns. A panel is as wide as
 the register tile, so that one piece of it, a few hundred steps of k deep, stays in the first-level
-cache while the block's rows pass by. Four plans differ in where the panel comes from:
+cache while the block's rows pass by. The plans differ in where the panel comes from:
 
 | plan | rows | the panel of B |
 |---|---|---|
+| packed | any, B a constant | packed when the graph was compiled (`loop/packing.py`) |
 | dot | few, B contiguous along k | not packed: inner products along k |
 | direct | few, B contiguous along columns | not packed: B is read once anyway |
 | panel | some | packed by the task that uses it, into the cache |
@@ -40,6 +41,7 @@ from terrazzo.index import (
     substitute,
 )
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
+from terrazzo.loop.packing import Packing, Steps
 from terrazzo.loop.tiles import dot_tile, fma_tile, transpose_tile
 from terrazzo.scalar import (
     Axis,
@@ -50,6 +52,7 @@ from terrazzo.scalar import (
     as_scalar,
     call,
     cast,
+    loads,
     rewrite,
     substitute_indices,
 )
@@ -70,6 +73,7 @@ _DIRECT_VECTORS = 8
 _STRIP_ROWS = 2  # up to here a task reads B in strips: a few rows of B, many columns
 _STRIP_DEPTH = 64
 _STRIP_COLUMNS = 1024
+_NARROW_ROWS = 32  # up to here constants of half types stay as narrow as they are
 _PANEL_ROWS = 256  # up to here each task packs its panel for all rows
 _PANEL_ROWS_WHEN_FEW = 64  # the same when there are too few panels to keep all cores busy
 _PIECE_DEPTH = 512  # steps of k in a piece; 256 to 1024 differ little
@@ -82,12 +86,16 @@ _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 Values = Mapping[Var, Index]
 
 
-def lower_contraction(program: Program, chip: ChipSpec) -> Function | None:
-    """The kernel of a program that is one matrix product; None if it is something else."""
+def lower_contraction(program: Program, chip: ChipSpec,
+                      constants: frozenset[Tensor] = frozenset()) -> Function | None:
+    """The kernel of a program that is one matrix product; None if it is something else.
+
+    `constants` are the inputs that a compiled graph may hold in any layout.
+    """
     product = match_product(program)
     if product is None or not _is_supported(product):
         return None
-    return _Gemm(program, product, chip).function()
+    return _Gemm(program, product, chip, constants).function()
 
 
 def _is_supported(product: MatrixProduct) -> bool:
@@ -121,23 +129,28 @@ Pass = Callable[[Index, Index, bool, "Scalar | bool"], Stmt]
 class _Gemm:
     """One kernel in the making."""
 
-    def __init__(self, program: Program, product: MatrixProduct, chip: ChipSpec):
+    def __init__(self, program: Program, product: MatrixProduct, chip: ChipSpec,
+                 constants: frozenset[Tensor]):
         self.program, self.product, self.chip = program, product, chip
         self.wide: DType = product.reduce.dtype
         self.names = {d.name for d in program.dims}
-        self.buffers: dict[Tensor, Buffer] = {}
-        for tensor, constant in (*((t, True) for t in program.inputs), (product.stage, False)):
-            name = self.fresh(tensor.name)
-            self.buffers[tensor] = Buffer(name, tensor.dtype, storage_size(tensor), constant)
-        self.out = self.buffers[product.stage]
         self.row_var = None if product.row is None else product.row.var
         self.m: Index = 1 if product.row is None else product.row.extent
         self.n, self.k = product.column.extent, product.k.extent
         self.batch = _product(a.extent for a in product.batch)
         self.lanes = chip.lanes(self.wide.bits)
         self.registers = 32 if chip.vector_registers >= 32 else 16
+        self.can_pack = self.is_constant_matrix(product.b, constants)
         self.mr, vectors = self.choose_tile()
         self.nr = vectors * self.lanes
+        self.packing = self.packing_of_b() if self.can_pack else None
+        self.buffers: dict[Tensor, Buffer] = {}
+        for tensor in (*program.inputs, product.stage):
+            name, dtype, size = self.fresh(tensor.name), tensor.dtype, storage_size(tensor)
+            if self.packing is not None and tensor is self.b_tensor:
+                dtype, size = self.packing.dtype, self.packing.size
+            self.buffers[tensor] = Buffer(name, dtype, size, tensor is not product.stage)
+        self.out = self.buffers[product.stage]
         # A piece of a panel takes an eighth of the second-level cache, a block of A about a half.
         deepest = chip.l2_bytes // 8 // (self.nr * self.wide.itemsize)
         self.kc_most = max(64, min(_PIECE_DEPTH, deepest))
@@ -155,8 +168,8 @@ class _Gemm:
     def choose_tile(self) -> tuple[int, int]:
         """Rows and vectors of columns of the register tile."""
         tiles, n = _TILES[self.registers], self.n
-        if isinstance(self.m, int) and 0 < self.m <= _DIRECT_ROWS[self.registers] and (
-                self.is_along(self.product.b, self.product.column.var)):
+        if isinstance(self.m, int) and self.has_few_rows() and (
+                self.can_pack or self.is_along(self.product.b, self.product.column.var)):
             # All rows in one tile, which is the wider the fewer they are: B is read just once.
             widest = min(_DIRECT_VECTORS, 3 * self.registers // 4 // self.m)
             return self.m, max(1, min(widest, math.ceil(n / self.lanes))
@@ -170,9 +183,12 @@ class _Gemm:
 
         return min(tiles, key=price)[:2]
 
+    def has_few_rows(self) -> bool:
+        return isinstance(self.m, int) and 0 < self.m <= _DIRECT_ROWS[self.registers]
+
     def reads_strips(self) -> bool:
-        return isinstance(self.m, int) and self.m <= _STRIP_ROWS and self.is_along(
-            self.product.b, self.product.column.var)
+        return isinstance(self.m, int) and self.m <= _STRIP_ROWS and not self.can_pack and (
+            self.is_along(self.product.b, self.product.column.var))
 
     def fresh(self, name: str) -> str:
         result = fresh_name(name, self.names)
@@ -192,13 +208,18 @@ class _Gemm:
         size: Index = 0
         for buffer in params:
             size = size + buffer.size * buffer.dtype.itemsize
+        packed = {} if self.packing is None else {
+            self.program.inputs.index(self.b_tensor): self.packing}
         return Function(self.program.name, params, self.program.dims, body,
-                        self.product.stage.origin, self.batch * self.m * self.n * self.k * 2, size)
+                        self.product.stage.origin, self.batch * self.m * self.n * self.k * 2, size,
+                        packed)
 
     def plans(self) -> Stmt:
         """The plan for the number of rows, or the choice between plans."""
         choices: list[tuple[int, Callable[[], Stmt]]] = []
-        if self.is_along(self.product.b, self.product.k.var):
+        if self.packing is not None:
+            pass  # the plans for more rows do for fewer
+        elif self.is_along(self.product.b, self.product.k.var):
             choices.append((_DOT_ROWS, self.dot_plan))
         elif self.is_along(self.product.b, self.product.column.var):
             choices.append((_DIRECT_ROWS[self.registers], self.direct_plan))
@@ -206,7 +227,8 @@ class _Gemm:
         low, high = bounds(self.m)
         result: Stmt | None = None
         if high is None or high > self.panel_rows:
-            result = self.shared_plan()
+            result = self.shared_plan() if self.packing is None else self.block_tasks(
+                self.buffers[self.b_tensor])
         for most, plan in reversed(choices):
             if low is not None and low > most:
                 continue
@@ -268,6 +290,54 @@ class _Gemm:
         if isinstance(self.n, int) and self.n < width:
             return self.n
         return lets("columns", minimum(width, self.n - first), width)
+
+    # ------------------------------------------------------------ constant B
+    @property
+    def b_tensor(self) -> Tensor:
+        assert self.product.b.load is not None
+        return self.product.b.load.source
+
+    def is_constant_matrix(self, factor: Factor, constants: frozenset[Tensor]) -> bool:
+        """Whether a factor is a constant, read nowhere else, that strides describe."""
+        load, address = factor.load, factor.address
+        if load is None or address is None or load.source not in constants:
+            return False
+        product = self.product
+        others = sum(other.source is load.source for other in loads(product.body))
+        axes = (*product.batch_of(factor), product.column, product.k)
+        return others == 1 and all(isinstance(n, int) for n in (
+            substitute(address, {a.var: 0 for a in axes}), *(a.extent for a in axes),
+            *(coefficient(address, a.var) for a in axes)))
+
+    def packing_of_b(self) -> Packing:
+        """The layout of B: panels as wide as the register tile."""
+        product, factor = self.product, self.product.b
+        load, address = factor.load, factor.address
+        assert load is not None and address is not None
+
+        def steps(axis: Axis) -> Steps:
+            stride = coefficient(address, axis.var)
+            assert isinstance(axis.extent, int) and isinstance(stride, int)
+            return axis.extent, stride
+
+        axes = (*product.batch_of(factor), product.column, product.k)
+        start = substitute(address, {a.var: 0 for a in axes})
+        assert isinstance(start, int)
+        # Few rows wait for memory, and half the bytes take half the time; many rows would widen
+        # the same elements over and over.
+        narrow = not isinstance(self.m, int) or self.m <= _NARROW_ROWS
+        return Packing(load.dtype if narrow else self.wide, self.nr, steps(product.column),
+                       (steps(product.k),), tuple(map(steps, product.batch_of(factor))), start)
+
+    def packed_panel(self, packed: Buffer, matrix: Index, panel: Index, start: Index) -> _Place:
+        """A panel of packed B from some step of k on."""
+        panels = ceildiv(self.n, self.nr)
+        return _Place(packed, ((matrix * panels + panel) * self.k + start) * self.nr, self.nr, 1)
+
+    def next_share(self, rows: Index) -> Index:
+        """How much of the next panel each step of k asks for, so that all of it is in time."""
+        line = 64 // self.wide.itemsize
+        return minimum(ceildiv(self.nr * self.mr, maximum(rows, 1)), line)
 
     # ------------------------------------------------------------ packing A
     def with_a(self, along_k: bool, plan: Callable[[PlaceOf], Stmt]) -> Stmt:
@@ -525,6 +595,8 @@ class _Gemm:
 
     def panel_plan(self) -> Stmt:
         """Each task packs its own panel, piece by piece, for all rows."""
+        if self.packing is not None:
+            return self.with_a(False, lambda a: self.panel_tasks(a, None))
         piece = Buffer(self.fresh("panel"), self.wide, self.kc_most * self.nr)
         return self.with_a(False, lambda a: self.panel_tasks(a, piece))
 
@@ -544,19 +616,28 @@ class _Gemm:
             local = Buffer(self.fresh("sums"), self.wide, rows * nr)
         sums = _Place(local, 0, nr, 1) if local is not None else lets.place(
             "c", self.output(values, 0, first))
+        at_once = self.has_few_rows() if self.packing is not None else piece is None
+        share = None if self.packing is None or at_once else outer(
+            "share", self.next_share(self.m))
 
         def one_pass(start: Index, depth: Index, accumulate: bool, _: Scalar | bool) -> Stmt:
-            packing = None
-            if piece is None:
+            packing, soon, inner = None, None, _Lets(self)
+            if self.packing is not None:
+                b = inner.place("b", self.packed_panel(
+                    self.buffers[self.b_tensor], self.member(self.product.b, values),
+                    task % panels, start))
+                if share is not None:
+                    soon = (b.at + depth * nr, share)
+            elif piece is None:
                 lying = self.in_place(self.product.b, values).moved(first, start)
                 b = _Place(lying.buffer, lying.at, lying.inner, 1)
             else:
                 packing = self.pack_panel(piece, 0, values, first, columns, start, depth)
                 b = _Place(piece, 0, nr, 1)
-            return block(packing, self.row_tiles(sums, a.moved(0, start), b, depth, self.m,
-                                                 columns, accumulate))
+            return inner.around(block(packing, self.row_tiles(
+                sums, a.moved(0, start), b, depth, self.m, columns, accumulate, soon)))
 
-        sum_up = one_pass(0, self.k, False, True) if piece is None else self.passes(one_pass)
+        sum_up = one_pass(0, self.k, False, True) if at_once else self.passes(one_pass)
         body = block(sum_up, self.epilogue(sums, values, 0, self.m, first, columns, nr))
         for buffer in (local, piece):
             if buffer is not None:
@@ -616,8 +697,7 @@ class _Gemm:
             columns = self.columns(inner, first, nr)
             sums = inner.place("c", self.output(values, first_row, first) if local is None
                                else _Place(local, number * (most * nr), nr, 1))
-            b = inner.place("b", _Place(
-                packed, ((matrix * panels + panel) * self.k + start) * nr, nr, 1))
+            b = inner.place("b", self.packed_panel(packed, matrix, panel, start))
             tiles = self.row_tiles(sums, a, b, depth, count, columns, accumulate,
                                    (b.at + self.k * nr, share))
             finish = None

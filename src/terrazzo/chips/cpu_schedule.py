@@ -9,7 +9,7 @@ from terrazzo.chips.spec import ChipSpec
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.ir import Program, Tensor, fresh_axis
 from terrazzo.expr.schedule import Schedule
-from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, minimum
+from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars, minimum
 from terrazzo.scalar import (
     Axis,
     FromIndex,
@@ -175,7 +175,7 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
     rows = _elements(stage.shape)
     length = _product([_extent(a, 1 << 20) for a in reduced])
     down = along is not None and along in stage.axes
-    if len(_reductions(stage)) == 1:
+    if len(_reductions(stage)) == 1 and not _is_ragged(stage):
         (node,) = _reductions(stage)
         folded = _folded_columns(program, stage, node, chip) if down else None
         if folded is not None:
@@ -206,6 +206,13 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
     vector = along if along is not None else reduced[-1]
     others = [a for a in reduced if a is not vector]
     return program, _summed_in_blocks(s, stage, others, vector)
+
+
+def _is_ragged(stage: Tensor) -> bool:
+    """Whether what is reduced depends on the element: windows at the border of a tensor."""
+    own = {a.var for a in stage.axes}
+    return any(not own.isdisjoint(free_vars(bound)) for a in _reduced(stage)
+               for bound in (a.lo, a.hi))
 
 
 def _is_float_sum(node: Reduce) -> bool:

@@ -49,6 +49,12 @@ class Fused:
     aliases: Mapping[Value, Value]  # a reshaped value -> the value whose memory it is
     constants: Mapping[Value, Any]
 
+    def root(self, value: Value) -> Value:
+        """The value whose memory a value is."""
+        while value in self.aliases:
+            value = self.aliases[value]
+        return value
+
     def __str__(self) -> str:
         return "\n\n".join(str(g.program) for g in self.groups)
 
@@ -202,7 +208,7 @@ class _Fuser:
             return True
         reductions = sum(isinstance(n, Reduce) for n in walk(body))
         if reductions:
-            return reductions == 1 and self.joins(value)
+            return reductions == 1 and self.joins(value) and not self.widens_in_vain(value)
         for consumer in consumers:
             if consumer.op.kind == "contract" or (
                     _grows(value, consumer) and cost(body) > BROADCAST_CHEAP):
@@ -237,6 +243,20 @@ class _Fuser:
             frontier |= {n: None for n in self.consumers[result]}
             between[result] = None
         return False
+
+    def widens_in_vain(self, value: Value) -> bool:
+        """Whether a value would only be stored wider than it is, for others to read.
+
+        Bytes that are about to become floats are better stored as bytes, if whoever reads the
+        floats can widen the bytes as it reads.
+        """
+        (consumer, *others) = self.consumers[value]
+        result = consumer.outputs[0]
+        if others or result.dtype.itemsize <= value.dtype.itemsize or result in self.outputs:
+            return False
+        readers = self.consumers.get(result, [])
+        return all(r.op.kind == "pointwise" and r.op.expr is not None for r in readers) and (
+            not self.joins(result))
 
     # ------------------------------------------------------------ clustering
     def add_stage(self, stage: Tensor, node: Node) -> None:

@@ -342,7 +342,9 @@ def constant(value: Any, dtype: DType | None = None) -> Value:
         dtype = as_dtype(array.dtype)
         if not isinstance(value, (np.ndarray, np.generic)):
             dtype = result_type(value)
-    array = np.ascontiguousarray(array.astype(dtype.np)).reshape(array.shape)
+    # The owner of an array may write to it later; weights come read-only and are not copied.
+    array = np.ascontiguousarray(array.astype(dtype.np, copy=array.flags.writeable)).reshape(
+        array.shape)
     return Node(operator_named("constant"), (), {"value": array},
                 (TensorType(array.shape, dtype),)).outputs[0]
 

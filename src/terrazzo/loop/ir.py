@@ -1,6 +1,6 @@
 """The nodes of Loop IR. The whole grammar fits on one screen.
 
-    Function = name, params: Buffer*, dims: Var*, body
+    Function = name, params: Buffer*, dims: Var*, body, packed: number of a param -> Packing
     Stmt     = For(var, lo, hi, kind, body) | Block(Stmt*) | If(cond, then, orelse)
              | Alloc(buffer, body) | Store(buffer, index, value, reduce?) | Tile(intrinsic, ...)
     kind     = serial | parallel | vector | unrolled | program
@@ -16,8 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from terrazzo.dtypes import DType
 from terrazzo.index import Index, Var, substitute
+from terrazzo.loop.packing import Packing
 from terrazzo.scalar import Load, Scalar, format_scalar, substitute_indices
 
 KINDS = ("serial", "parallel", "vector", "unrolled", "program")
@@ -126,6 +129,12 @@ class Function:
     origin: str = ""  # the operators it computes, for comments and the profiler
     flops: Index = 0
     bytes: Index = 0
+    # Constants that it wants in another layout, by their number among the parameters.
+    packed: Mapping[int, Packing] = field(default_factory=dict)
+
+    def arranged(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Inputs as the kernel wants them: constants packed where it says so."""
+        return [self.packed[i].apply(a) if i in self.packed else a for i, a in enumerate(arrays)]
 
     def __str__(self) -> str:
         return format_function(self)
@@ -236,4 +245,6 @@ def format_function(function: Function) -> str:
     params: Sequence[str] = [str(p) for p in function.params] + [f"{d}: dim" for d in function.dims]
     head = f"kernel {function.name}({', '.join(params)}):"
     note = [f"    # {function.origin}"] if function.origin else []
+    note += [f"    # {function.params[i].name} packed: {packing.text}"
+             for i, packing in function.packed.items()]
     return "\n".join([head, *note, *format_stmt(function.body, 1)])

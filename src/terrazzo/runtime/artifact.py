@@ -1,28 +1,74 @@
 """The one file form of compiled code, in the disk cache and as .tzx: header, object, constants.
 
-    magic | sha256 of the rest | length of header | header (JSON) | object code | constants
+    magic | lengths of header, code and constants | sha256 of header and code | sha256 of constants
+    | header (JSON) | object code | constants, each at a multiple of 64 bytes
 
-Nothing in it is ever evaluated as Python: sizes are trees of integers and names.
+Nothing in it is ever evaluated as Python: sizes are trees of integers and names. A file is mapped,
+not read: constants are used where they lie, and processes that load one file share their memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import mmap
+import os
 import struct
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.index import Algebra, Index, Var, interpret, maximum, minimum
+from terrazzo.loop.packing import Packing
 from terrazzo.version import __version__
 
-MAGIC = b"TZX\x02"
+MAGIC = b"TZX\x03"
+ALIGN = 64  # bytes: a cache line, and the widest vector
+_START = struct.Struct("<4sQQQ32s32s")
+# A larger array that is not at a cache line is used where it is: a copy would cost more memory than
+# it saves time.
+_COPIED_BYTES = 1 << 20
 Strides = tuple[tuple[Index, ...] | None, ...]  # of each input; None is row major
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A constant of compiled code: an array, and how it is to be packed if that is still to do."""
+
+    source: np.ndarray
+    packing: Packing | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape if self.packing is None else self.packing.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.source.dtype if self.packing is None else self.packing.dtype.np
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def array(self) -> np.ndarray:
+        """The constant as code reads it, in memory that begins at a cache line."""
+        if self.packing is not None:
+            room = aligned_bytes(self.nbytes).view(self.dtype)
+            return self.packing.apply(self.source, room).reshape(self.shape)
+        plain = np.ascontiguousarray(self.source).reshape(self.shape)
+        if plain.nbytes > _COPIED_BYTES or plain.ctypes.data % ALIGN == 0:
+            return plain
+        fresh = aligned_bytes(plain.nbytes).view(plain.dtype).reshape(plain.shape)
+        fresh[...] = plain
+        return fresh
 
 
 @dataclass(frozen=True)
@@ -37,12 +83,13 @@ class Artifact:
     features: tuple[str, ...]
     triple: str
     object_code: bytes
-    constants: tuple[np.ndarray, ...] = ()
+    constants: tuple[Constant, ...] = ()
     strides: Strides = ()  # of each input in elements; None is row major
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _to_data(index: Index) -> Any:
+def index_data(index: Index) -> Any:
+    """An index expression as plain data: integers, names and lists."""
     return interpret(index, Algebra[Any](
         constant=int, variable=lambda v: v.name,
         add=lambda a, b: ["+", a, b], multiply=lambda a, b: ["*", a, b],
@@ -56,74 +103,150 @@ _OPERATIONS = {
 }
 
 
-def _from_data(data: Any) -> Index:
+def index_from(data: Any) -> Index:
+    """The index expression that `index_data` wrote down."""
     if isinstance(data, int):
         return data
     if isinstance(data, str):
         return Var(data)
     if isinstance(data, list) and len(data) == 3 and data[0] in _OPERATIONS:
-        return _OPERATIONS[data[0]](_from_data(data[1]), _from_data(data[2]))
+        return _OPERATIONS[data[0]](index_from(data[1]), index_from(data[2]))
     raise ArtifactError(f"not a size: {data!r}")
+
+
+def write(artifact: Artifact, file: BinaryIO) -> None:
+    """Write an artifact; constants are packed one by one, so memory holds few of them."""
+    header = json.dumps({
+        "terrazzo": __version__,
+        "name": artifact.name,
+        "inputs": [[n, t, [index_data(d) for d in s]] for n, t, s in artifact.inputs],
+        "outputs": [[t, [index_data(d) for d in s]] for t, s in artifact.outputs],
+        "arena": index_data(artifact.arena),
+        "kernels": [{k: v if isinstance(v, str) else index_data(v) for k, v in row.items()}
+                    for row in artifact.kernels],
+        "features": list(artifact.features),
+        "triple": artifact.triple,
+        "constants": [[as_dtype(c.dtype).name, list(c.shape)] for c in artifact.constants],
+        "strides": [s and [index_data(n) for n in s] for s in artifact.strides],
+        "notes": dict(artifact.notes),
+    }).encode()
+    code = artifact.object_code
+    lengths = (len(header), len(code), sum(_padded(c.nbytes) for c in artifact.constants))
+    file.write(bytes(_START.size))
+    file.write(header)
+    file.write(code)
+    file.write(bytes(-(_START.size + len(header) + len(code)) % ALIGN))
+    digest = hashlib.sha256()
+    for array in _one_ahead(artifact.constants):
+        for piece in (array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % ALIGN)):
+            file.write(piece)
+            digest.update(piece)
+    file.seek(0)
+    file.write(_START.pack(MAGIC, *lengths, _code_digest(lengths, header, code), digest.digest()))
+
+
+def _one_ahead(constants: Sequence[Constant]) -> Iterator[np.ndarray]:
+    """Each constant as it is stored, while the next one is being packed."""
+    with ThreadPoolExecutor(1) as executor:
+        coming: Future[np.ndarray] | None = None
+        for number, constant in enumerate(constants):
+            array = constant.array() if coming is None else coming.result()
+            coming = executor.submit(constants[number + 1].array) if (
+                number + 1 < len(constants)) else None
+            yield array
+
+
+def _code_digest(lengths: Sequence[int], header: bytes, code: bytes) -> bytes:
+    return hashlib.sha256(struct.pack("<QQQ", *lengths) + header + code).digest()
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
 
 
 def pack(artifact: Artifact) -> bytes:
     """An artifact as bytes."""
-    header = json.dumps({
-        "terrazzo": __version__,
-        "name": artifact.name,
-        "inputs": [[n, t, [_to_data(d) for d in s]] for n, t, s in artifact.inputs],
-        "outputs": [[t, [_to_data(d) for d in s]] for t, s in artifact.outputs],
-        "arena": _to_data(artifact.arena),
-        "kernels": [{k: v if isinstance(v, str) else _to_data(v) for k, v in row.items()}
-                    for row in artifact.kernels],
-        "features": list(artifact.features),
-        "triple": artifact.triple,
-        "object": len(artifact.object_code),
-        "constants": [[as_dtype(c.dtype).name, list(c.shape)] for c in artifact.constants],
-        "strides": [s and [_to_data(n) for n in s] for s in artifact.strides],
-        "notes": dict(artifact.notes),
-    }).encode()
-    blobs = [np.ascontiguousarray(c).tobytes() for c in artifact.constants]
-    rest = b"".join([struct.pack("<Q", len(header)), header, artifact.object_code, *blobs])
-    return MAGIC + hashlib.sha256(rest).digest() + rest
+    file = io.BytesIO()
+    write(artifact, file)
+    return file.getvalue()
 
 
-def unpack(data: bytes, where: str = "") -> Artifact:
-    """The artifact in some bytes; ArtifactError when they are damaged or of another version."""
+def save(artifact: Artifact, path: str | os.PathLike[str]) -> None:
+    """Write a file; one of that name, which may be mapped somewhere, stays whole until the end."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(artifact, file)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def load(path: str | os.PathLike[str], *, check_constants: bool = True) -> Artifact:
+    """The artifact in a file, whose constants stay there; see `unpack`."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # which cannot be mapped
+            return unpack(b"", str(path))
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return unpack(content, str(path), check_constants=check_constants)
+
+
+def unpack(data: bytes | mmap.mmap, where: str = "", *, check_constants: bool = True) -> Artifact:
+    """The artifact in some bytes; ArtifactError when they are damaged or of another version.
+
+    The checksum of the code is always compared, and the length of everything. That of the
+    constants takes a second for some GiB, which is too long for a file that only we write to.
+    """
     if data[:3] != MAGIC[:3]:
         raise ArtifactError("this is not a compiled terrazzo file", where=where or None,
                             hint="it should have been written by Executable.save")
     if data[:4] != MAGIC:
         raise ArtifactError(f"the file has format version {data[3:4]!r}, this terrazzo reads "
                             f"{MAGIC[3:4]!r}", where=where or None, hint="compile it again")
-    rest = data[36:]
-    if hashlib.sha256(rest).digest() != data[4:36]:
-        raise ArtifactError("the file is damaged: its checksum does not match",
+    view = memoryview(data)
+    damaged = ArtifactError("the file is damaged: its checksum does not match",
                             where=where or None, hint="copy or compile it again")
+    if len(view) < _START.size:
+        raise damaged
+    _, *lengths, code_digest, constants_digest = _START.unpack_from(view)
+    code_at = _START.size + lengths[0]
+    constants_at = _padded(code_at + lengths[1])
+    if constants_at + lengths[2] != len(view):
+        raise damaged
+    header_text, code = bytes(view[_START.size:code_at]), bytes(view[code_at:code_at + lengths[1]])
+    if _code_digest(lengths, header_text, code) != code_digest or (
+            check_constants and hashlib.sha256(view[constants_at:]).digest() != constants_digest):
+        raise damaged
     try:
-        (length,) = struct.unpack_from("<Q", rest)
-        header = json.loads(rest[8:8 + length])
+        header = json.loads(header_text)
         if header["terrazzo"] != __version__:
             raise ArtifactError(f"the file was compiled by terrazzo {header['terrazzo']}, this is "
                                 f"{__version__}", where=where or None, hint="compile it again")
-        at = 8 + length
-        code = rest[at:at + header["object"]]
-        at += header["object"]
         constants = []
+        at = constants_at
         for dtype, shape in header["constants"]:
             kind = as_dtype(dtype).np
             size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-            constants.append(_aligned_copy(rest[at:at + size], kind, shape))
-            at += size
+            constants.append(Constant(np.frombuffer(view[at:at + size], kind).reshape(shape)))
+            at += _padded(size)
         return Artifact(
             header["name"],
-            tuple((n, t, tuple(_from_data(d) for d in s)) for n, t, s in header["inputs"]),
-            tuple((t, tuple(_from_data(d) for d in s)) for t, s in header["outputs"]),
-            _from_data(header["arena"]),
-            tuple({k: v if k in ("name", "origin") else _from_data(v) for k, v in row.items()}
+            tuple((n, t, tuple(index_from(d) for d in s)) for n, t, s in header["inputs"]),
+            tuple((t, tuple(index_from(d) for d in s)) for t, s in header["outputs"]),
+            index_from(header["arena"]),
+            tuple({k: v if k in ("name", "origin") else index_from(v) for k, v in row.items()}
                   for row in header["kernels"]),
             tuple(header["features"]), header["triple"], code, tuple(constants),
-            tuple(s and tuple(_from_data(n) for n in s) for s in header["strides"]),
+            tuple(s and tuple(index_from(n) for n in s) for s in header["strides"]),
             header["notes"])
     except (KeyError, ValueError, struct.error, TypeError) as error:
         raise ArtifactError(f"the file's header makes no sense: {error}", where=where or None,
@@ -132,12 +255,6 @@ def unpack(data: bytes, where: str = "") -> Artifact:
 
 def aligned_bytes(size: int) -> np.ndarray:
     """Fresh bytes that begin at a cache line."""
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
+    raw = np.empty(size + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
     return raw[start:start + size]
-
-
-def _aligned_copy(data: bytes, kind: np.dtype, shape: Sequence[int]) -> np.ndarray:
-    array = aligned_bytes(len(data))
-    array[:] = np.frombuffer(data, np.uint8)
-    return array.view(kind).reshape(shape)

@@ -1,6 +1,7 @@
 """The compile cache: object code and other artefacts on disk, found again by their content.
 
-An entry is one file, named by the hash of everything it was made from. Files are written aside
+An entry is one file, named by the hash of everything it was made from: bytes that are read back
+(`get`, `put`), or a compiled graph that is mapped (`find`, `store`). Files are written aside
 and renamed into place, so that any number of processes share a folder without locks, and each
 carries a checksum, so that a damaged one is noticed and made again.
 """
@@ -14,8 +15,14 @@ import os
 import struct
 import tempfile
 import threading
-from functools import lru_cache
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
 
 from terrazzo.chips.cpu import host
 from terrazzo.chips.spec import ChipSpec
@@ -29,6 +36,7 @@ _HEADER = struct.Struct("<8sIQ32s")
 _MAGIC = b"TZCACHE\0"
 _VERSION = 1
 _SUFFIX = ".tzc"
+_FILE_SUFFIX = ".tzx"  # compiled graphs, in the form that users save them in
 # Trimming walks the whole folder, so it happens once per this many bytes written.
 _TRIM_EVERY_BYTES = 64 << 20
 # A crashed process leaves its half-written file behind; no live one is this old.
@@ -55,6 +63,37 @@ def _versions() -> bytes:
     import llvmlite
 
     return f"terrazzo {__version__} llvmlite {llvmlite.__version__} layout {_VERSION}".encode()
+
+
+_digests: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
+_HASHED_AT_ONCE = 1 << 22  # bytes: below this, threads cost more than they save
+
+
+def array_digests(arrays: Sequence[np.ndarray]) -> list[str]:
+    """SHA-256 sums of arrays, each computed once: arrays of graphs do not change."""
+    fresh = [a for a in {id(a): a for a in arrays}.values() if _known_digest(a) is None]
+    if sum(a.nbytes for a in fresh) < _HASHED_AT_ONCE:
+        sums = [_digest(a) for a in fresh]
+    else:
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as executor:
+            sums = list(executor.map(_digest, fresh))
+    for array, digest in zip(fresh, sums, strict=True):
+        _digests[id(array)] = weakref.ref(array, partial(_forget, id(array))), digest
+    return [_digests[id(a)][1] for a in arrays]
+
+
+def _forget(number: int, _: object) -> None:
+    _digests.pop(number, None)
+
+
+def _known_digest(array: np.ndarray) -> str | None:
+    known = _digests.get(id(array))
+    return known[1] if known is not None and known[0]() is array else None
+
+
+def _digest(array: np.ndarray) -> str:
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return hashlib.sha256(content).hexdigest()
 
 
 class Cache:
@@ -91,15 +130,39 @@ class Cache:
 
     def put(self, key: str, payload: bytes) -> None:
         """Store a payload under a key; failing to only costs a later recompilation."""
+        self._write(self._path(key), lambda file: file.write(_wrap(payload)))
+
+    def find(self, key: str) -> Path | None:
+        """Give the file stored under a key, which carries checksums of its own, or None."""
+        path = self._path(key, _FILE_SUFFIX)
+        try:
+            os.utime(path)
+        except OSError:
+            return path if path.exists() else None
+        return path
+
+    def store(self, key: str, write: Callable[[BinaryIO], object]) -> Path | None:
+        """Keep what `write` writes as a file under a key; None where that cannot be."""
+        path = self._path(key, _FILE_SUFFIX)
+        return path if self._write(path, write) else None
+
+    def discard(self, key: str, reason: str) -> None:
+        """Remove a file that turned out to be of no use."""
+        path = self._path(key, _FILE_SUFFIX)
+        self._warn("damaged", f"damaged entry in the compile cache, made again: {path}: {reason}")
+        _remove(path)
+
+    def _write(self, path: Path, write: Callable[[BinaryIO], object]) -> bool:
+        """Write a file aside and move it into place; answers whether that went well."""
         if not self._writable:
-            return
-        path = self._path(key)
+            return False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(_wrap(payload))
+                    write(file)
+                    size = file.seek(0, os.SEEK_END)
                 os.replace(temporary, path)
             except BaseException:
                 _remove(Path(temporary))
@@ -111,14 +174,15 @@ class Cache:
                 f"cannot write the compile cache in {self.folder}: {error}. "
                 "Code is compiled anew in every process; set TZ_CACHE_DIR to a folder of yours.",
             )
-            return
+            return False
         with self._lock:
-            self._written_since_trim += len(payload)
+            self._written_since_trim += size
             due = self._written_since_trim >= min(_TRIM_EVERY_BYTES, self.limit_bytes // 8)
             if due:
                 self._written_since_trim = 0
         if due:
             self.trim()
+        return True
 
     def trim(self) -> None:
         """Remove the entries used longest ago until the cache is within its limit."""
@@ -127,7 +191,7 @@ class Cache:
         newest = entries[-1][1].st_mtime if entries else 0.0
         for path, status in entries:
             abandoned = path.suffix == ".part" and status.st_mtime < newest - _ABANDONED_SECONDS
-            if abandoned or (total > self.limit_bytes and path.suffix == _SUFFIX):
+            if abandoned or (total > self.limit_bytes and path.suffix != ".part"):
                 _remove(path)
                 total -= status.st_size
 
@@ -140,13 +204,13 @@ class Cache:
         for path, _ in self._entries():
             _remove(path)
 
-    def _path(self, key: str) -> Path:
+    def _path(self, key: str, suffix: str = _SUFFIX) -> Path:
         # Folders of 256 keep listings short when there are many thousands of kernels.
-        return self.folder / key[:2] / (key[2:] + _SUFFIX)
+        return self.folder / key[:2] / (key[2:] + suffix)
 
     def _entries(self) -> list[tuple[Path, os.stat_result]]:
         found = []
-        for pattern in (f"??/*{_SUFFIX}", "??/*.part"):
+        for pattern in (f"??/*{_SUFFIX}", f"??/*{_FILE_SUFFIX}", "??/*.part"):
             for path in self.folder.glob(pattern):
                 try:
                     found.append((path, path.stat()))
@@ -172,6 +236,12 @@ class NoCache(Cache):
         return None
 
     def put(self, key: str, payload: bytes) -> None:
+        return None
+
+    def find(self, key: str) -> Path | None:
+        return None
+
+    def store(self, key: str, write: Callable[[BinaryIO], object]) -> Path | None:
         return None
 
 

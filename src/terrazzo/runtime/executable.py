@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,9 @@ from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, CpuFeatureError, DTypeError, OutOfMemory, ShapeError
 from terrazzo.index import Index, IndexExpr, Var, compile_python, free_vars
 from terrazzo.knobs import knobs, thread_count
+from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime import pool
-from terrazzo.runtime.artifact import Artifact, aligned_bytes, pack, unpack
+from terrazzo.runtime.artifact import Artifact, Constant, aligned_bytes
 from terrazzo.runtime.layout import row_major, strides_of
 from terrazzo.runtime.profile import KernelTime, Profile, record
 from terrazzo.runtime.trampoline import python_function
@@ -42,9 +43,11 @@ class Executable:
     """Compiled code of one graph. Call it with arrays or torch tensors; it is reentrant."""
 
     def __init__(self, artifact: Artifact):
-        self.artifact = artifact
-        self.name = artifact.name
         _check_features(artifact)
+        self._constants = tuple(c.array() for c in artifact.constants)
+        # What constants were packed from is nothing that an executable should keep alive.
+        self.artifact = replace(artifact, constants=tuple(map(Constant, self._constants)))
+        self.name = artifact.name
         self.dims = _dims_of(artifact)
         slots = len(artifact.inputs) + len(artifact.outputs)
         direct = slots + len(self.dims) <= MOST_ARGUMENTS
@@ -53,7 +56,6 @@ class Executable:
         # Kernels that take memory from the heap may fail to get it, and say so here.
         self.allocates = b"aligned_alloc" in artifact.object_code
         self._status = ctypes.c_int64.from_address(self._library.address("tz_status"))
-        self._constants = artifact.constants
         table = (ctypes.c_void_p * max(len(self._constants), 1)).from_address(
             self._library.address("tz_constants"))
         for i, array in enumerate(self._constants):
@@ -83,16 +85,26 @@ class Executable:
         results = self.run(arrays)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """Check, convert to contiguous memory where needed, allocate, run."""
+    def run(self, arrays: Sequence[Any], *, threads: int = 0, into: Sequence[Any] = (),
+            profiles: list[Profile] | None = None) -> list[Any]:
+        """Check, convert to contiguous memory where needed, allocate, run.
+
+        `threads` is the knob's where it is 0; `into` may hold arrays to write outputs to;
+        `profiles` takes the times of all kernels.
+        """
         if len(arrays) != len(self.input_types):
             raise ArgumentError(f"{self.name} takes {len(self.input_types)} inputs, got "
                                 f"{len(arrays)}")
         inputs = [self._checked(a, i) for i, a in enumerate(arrays)]
         sizes = self.bind(inputs)
         torch_like = next((a for a in arrays if hasattr(a, "data_ptr")), None)
-        outputs = self.allocate(sizes, torch_like)
-        self.run_into([*map(address_of, inputs), *map(address_of, outputs)], sizes)
+        outputs = self.allocate(sizes, torch_like, into)
+        self.run_into([*map(address_of, inputs), *map(address_of, outputs)], sizes, threads,
+                      profiles)
+        for i, target in enumerate(into):
+            if target is not None and target is not outputs[i]:
+                target[...] = outputs[i]
+                outputs[i] = target
         return outputs
 
     def bind(self, inputs: Sequence[Any]) -> list[int]:
@@ -133,24 +145,33 @@ class Executable:
                                 f"{self.strides[i]}", hint="compile it with an input like this one")
         return array
 
-    def allocate(self, sizes: Sequence[int], torch_like: Any = None) -> list[Any]:
-        """Fresh outputs, as torch tensors when the inputs are."""
-        return [empty(shape, dtype, torch_like) for dtype, shape in self.output_shapes(sizes)]
+    def allocate(self, sizes: Sequence[int], torch_like: Any = None, into: Sequence[Any] = ()
+                 ) -> list[Any]:
+        """Fresh outputs, as torch tensors when the inputs are; given arrays where they fit."""
+        types = self.output_shapes(sizes)
+        given = [*into, *[None] * (len(types) - len(into))]
+        return [array if array is not None and array.dtype == dtype.np and array.shape == shape
+                and array.flags.c_contiguous else empty(shape, dtype, torch_like)
+                for (dtype, shape), array in zip(types, given, strict=True)]
 
     def output_shapes(self, sizes: Sequence[int]) -> list[tuple[DType, tuple[int, ...]]]:
         """The types and shapes of the outputs for some values of the symbolic sizes."""
         return [(dtype, tuple(n(*sizes) for n in shape)) for (dtype, _), shape in zip(
             self.output_types, self._output_shapes, strict=True)]
 
-    def run_into(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
+    def run_into(self, pointers: Sequence[int], sizes: Sequence[int] = (), threads: int = 0,
+                 profiles: list[Profile] | None = None) -> None:
         """Run on raw addresses of inputs then outputs."""
+        threads = threads or thread_count()
         slots = (ctypes.c_int64 * (len(pointers) + len(sizes)))(*pointers, *sizes)
         arena = self.take_arena(self.arena_size(sizes))
         pool.sync()
-        if knobs.profile:
-            self._run_timed(slots, arena, sizes)
+        if profiles is not None:
+            profiles.append(self._run_timed(slots, arena, sizes, threads))
+        elif knobs.profile:
+            record(self._run_timed(slots, arena, sizes, threads))
         else:
-            self._run(slots, arena.address, thread_count(), None)
+            self._run(slots, arena.address, threads, None)
         self.give_arena(arena)
         if self._status.value:
             self._status.value = 0
@@ -184,10 +205,11 @@ class Executable:
         if arena is not NO_ARENA:
             self._arenas.append(arena)
 
-    def _run_timed(self, slots: Any, arena: Arena, sizes: Sequence[int]) -> None:
+    def _run_timed(self, slots: Any, arena: Arena, sizes: Sequence[int], threads: int
+                   ) -> Profile:
         clock = np.zeros(len(self.artifact.kernels) + 1, np.int64)
         start = time.perf_counter_ns()
-        self._run(slots, arena.address, thread_count(), clock.ctypes.data)
+        self._run(slots, arena.address, threads, clock.ctypes.data)
         elapsed = time.perf_counter_ns() - start
         ticks = max(int(clock[-1] - clock[0]), 1)
         scale = elapsed / ticks
@@ -196,17 +218,17 @@ class Executable:
                               (clock[i + 1] - clock[i]) * scale, _known(row["flops"], table),
                               _known(row["bytes"], table))
                    for i, row in enumerate(self.artifact.kernels)]
-        record(Profile(self.name, start, elapsed, tuple(kernels)))
+        return Profile(self.name, start, elapsed, tuple(kernels))
 
     # ------------------------------------------------------------ keeping
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything into one file that loads without a compiler."""
-        Path(path).write_bytes(pack(self.artifact))
+        artifacts.save(self.artifact, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Executable:
         """Read what `save` wrote; refused with a reason on a CPU that lacks features."""
-        return Executable(unpack(Path(path).read_bytes(), str(path)))
+        return Executable(artifacts.load(path))
 
     def __repr__(self) -> str:
         ins = ", ".join(f"{n}: {t.short}[{', '.join(map(str, s))}]" for n, t, s in

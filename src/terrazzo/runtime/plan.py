@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from terrazzo.graph.fusion import Fused
+from terrazzo.graph.fusion import Fused, Group
 from terrazzo.graph.ir import Value
-from terrazzo.index import Index, ceildiv, proves_le
+from terrazzo.index import Index, Sum, ceildiv
+from terrazzo.loop.ir import Function, If, Store, Tile, walk
+from terrazzo.scalar import loads
 from terrazzo.shapes import num_elements
 
 ALIGN = 64  # a cache line, and the widest vector
@@ -39,62 +42,116 @@ class MemoryPlan:
 
 def byte_size(value: Value) -> Index:
     """The bytes of a value, rounded up so that the next one is aligned."""
-    return ceildiv(num_elements(value.shape) * value.dtype.itemsize, ALIGN) * ALIGN
+    size = num_elements(value.shape) * value.dtype.itemsize
+    return size if _content(size) % ALIGN == 0 else ceildiv(size, ALIGN) * ALIGN
 
 
-def plan_memory(fused: Fused) -> MemoryPlan:
-    """First fit over freed slots; a slot is reused only by what provably fits."""
+def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
+    """Give every value a place; `functions` are the kernels of the groups.
+
+    Sizes are multiples of units, which are 1 or symbolic. Values of one unit share a region of the
+    arena, where each has an offset; regions lie one after the other.
+    """
     graph = fused.graph
     places: dict[Value, Place] = {}
     for i, value in enumerate(graph.inputs):
         places[value] = Place("input", i)
     for i, value in enumerate(fused.constants):
         places[value] = Place("constant", i)
-
-    def root(value: Value) -> Value:
-        while value in fused.aliases:
-            value = fused.aliases[value]
-        return value
-
-    last_use: dict[Value, int] = {}
-    for step, group in enumerate(fused.groups):
-        for value in (*group.inputs, *group.outputs):
-            last_use[root(value)] = step
     for i, value in enumerate(graph.outputs):
         if value not in places:
             places[value] = Place("output", i)
-
-    slots: list[Index] = []  # sizes
-    holds: dict[int, Value] = {}
-    slot_of: dict[Value, int] = {}
-    for step, group in enumerate(fused.groups):
+    spans = _spans(fused)
+    owner: dict[Value, Value] = {}  # of values that overwrite another one: the first in its place
+    for step, (group, function) in enumerate(zip(fused.groups, functions, strict=False)):
+        for value, source in _overwritten(group, function):
+            source = fused.root(source)
+            if value not in places and source not in places and spans[source].last == step and (
+                    byte_size(value) == byte_size(source)):
+                first = owner.get(source, source)
+                owner[value] = first
+                spans[first] = replace(spans[first], last=spans[value].last)
+    regions: dict[Index, dict[Value, _Span]] = {}
+    for group in fused.groups:
         for value in group.outputs:
-            if value in places:
+            if value in places or value in owner:
                 continue
             size = byte_size(value)
-            fitting = [i for i, room in enumerate(slots) if i not in holds
-                       and proves_le(size, room)]
-            exact = [i for i in fitting if slots[i] == size]
-            free = [i for i in range(len(slots)) if i not in holds]
-            if fitting:
-                slot = (exact or fitting)[0]
-            elif free and isinstance(size, int) and isinstance(slots[free[-1]], int):
-                slot = free[-1]  # an earlier occupant was smaller: let the slot grow
-                slots[slot] = size
-            else:
-                slot = len(slots)
-                slots.append(size)
-            holds[slot], slot_of[value] = value, slot
-        for slot, value in list(holds.items()):
-            if last_use[value] <= step:
-                del holds[slot]
-    offsets: list[Index] = []
+            factor = _content(size)
+            unit = size // factor if factor else 1
+            regions.setdefault(unit, {})[value] = replace(spans[value], size=factor)
     total: Index = 0
-    for size in slots:
-        offsets.append(total)
-        total = total + size
-    for value, slot in slot_of.items():
-        places[value] = Place("arena", slot, offsets[slot])
+    for unit, members in regions.items():
+        offsets, size = _offsets(members)
+        for value, offset in offsets.items():
+            places[value] = Place("arena", 0, total + unit * offset)
+        total = total + unit * size
+    for value, first in owner.items():
+        places[value] = places[first]
     for value in fused.aliases:
-        places[value] = places[root(value)]
+        places[value] = places[fused.root(value)]
     return MemoryPlan(places, total)
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The steps during which a value is needed, and its size in units."""
+
+    first: int
+    last: int
+    size: int = 0
+
+
+def _spans(fused: Fused) -> dict[Value, _Span]:
+    spans: dict[Value, _Span] = {}
+    for step, group in enumerate(fused.groups):
+        for value in map(fused.root, (*group.inputs, *group.outputs)):
+            spans[value] = _Span(spans[value].first if value in spans else step, step)
+    return spans
+
+
+def _content(size: Index) -> int:
+    """The largest number that a size is a multiple of, whatever its symbols are."""
+    if isinstance(size, int):
+        return size
+    return math.gcd(*(n for _, n in size.terms), size.constant) if isinstance(size, Sum) else 1
+
+
+def _offsets(spans: Mapping[Value, _Span]) -> tuple[dict[Value, int], int]:
+    """Offsets at which no two values that live together overlap, and where the last one ends.
+
+    Greedy by size: the largest first, each into the smallest gap that it fits into.
+    """
+    offsets: dict[Value, int] = {}
+    for value, span in sorted(spans.items(), key=lambda item: (-item[1].size, item[1].first)):
+        taken = sorted((offset, offset + spans[v].size) for v, offset in offsets.items()
+                       if spans[v].first <= span.last and span.first <= spans[v].last)
+        end, gaps = 0, []
+        for start, stop in taken:
+            if start - end >= span.size:
+                gaps.append((start - end, end))
+            end = max(end, stop)
+        offsets[value] = min(gaps)[1] if gaps else end
+    return offsets, max((offset + spans[v].size for v, offset in offsets.items()), default=0)
+
+
+def _overwritten(group: Group, function: Function) -> list[tuple[Value, Value]]:
+    """The output of a pointwise kernel with an input whose memory it may take, if there is one.
+
+    That is safe where every element is written by one statement, which reads the input at that
+    element only, and nothing else reads it.
+    """
+    statements = list(walk(function.body))
+    stores = [s for s in statements if isinstance(s, Store)]
+    if group.program.kind != "pointwise" or len(stores) != 1 or len(group.outputs) != 1 or any(
+            isinstance(s, (Tile, If)) for s in statements):
+        return []
+    (store,) = stores
+    inputs = dict(zip(function.params, group.inputs, strict=False))
+    read: dict[Value, bool] = {}  # whether only where it is written
+    for load in loads(store.value):
+        if load.source in inputs:
+            value = inputs[load.source]
+            read[value] = read.get(value, True) and load.indices[0] == store.index
+    return [(group.outputs[0], value) for value, in_place in read.items()
+            if in_place and value.dtype is group.outputs[0].dtype][:1]

@@ -27,10 +27,11 @@ class Argument:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One kernel of a run with its arguments."""
+    """One run of a kernel with its arguments; several calls may share a kernel."""
 
     function: Function
     arguments: tuple[Argument, ...]
+    name: str  # of this call, for the profiler
 
 
 def module_text(calls: Sequence[Call], slots: int, constants: int, dims: Sequence[Var],

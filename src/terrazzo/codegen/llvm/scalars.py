@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from terrazzo.codegen.llvm import vmath
 from terrazzo.codegen.llvm.builder import Builder, Val, vec
 from terrazzo.codegen.llvm.convert import from_f32, to_f32
-from terrazzo.dtypes import DType, float32
+from terrazzo.dtypes import DType, float32, int8, uint8
 from terrazzo.errors import UnsupportedDType
 from terrazzo.scalar import REDUCTIONS
 
@@ -59,6 +59,13 @@ def cast(b: Builder, value: Val, source: DType, target: DType) -> Val:
     """Convert between any two types, by way of float32 for the narrow floats."""
     if source is target:
         return value
+    if source.is_integer and source.bits < 8:  # a host byte holds the bits alone, without a sign
+        spare = 8 - source.bits
+        high = b.shl(value, spare)
+        value = b.ashr(high, spare) if source.is_signed else b.lshr(high, spare)
+    if target.is_integer and target.bits < 8:
+        byte = int8 if target.is_signed else uint8
+        return b.and_(cast(b, value, source, byte), (1 << target.bits) - 1)
     if source.is_float and source.bits < 32:
         wide = to_f32(b, value, _FP8.get(source.name, ""))
         return cast(b, wide, float32, target)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from terrazzo.codegen.llvm.builder import Builder, Module, Val, const, iota, vec
 from terrazzo.codegen.llvm.convert import to_f32
+from terrazzo.codegen.llvm.int8_tile import emit_integer_tile
 from terrazzo.codegen.llvm.scalars import memory_type
 from terrazzo.codegen.llvm.tile_transpose import emit_transposed_copy
+from terrazzo.codegen.llvm.window_tile import emit_window_tile
 
 if TYPE_CHECKING:
     from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
@@ -396,4 +398,6 @@ TEMPLATES: dict[str, Callable[..., bool]] = {
     "dot_tile": _dot_tile,
     "transpose_tile": _transpose_tile,
     "transposed_copy": emit_transposed_copy,
+    "integer_tile": emit_integer_tile,
+    "window_tile": emit_window_tile,
 }

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import as_dtype, int64
+from terrazzo import index
+from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError, UnsupportedOperator, located
 from terrazzo.frontends.onnx import shape_values
 from terrazzo.frontends.onnx.functions import (
@@ -33,6 +34,7 @@ from terrazzo.frontends.onnx.registry import (
     attribute_value,
     find,
 )
+from terrazzo.frontends.onnx.shape_values import Sizes
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import (
     Graph,
@@ -44,7 +46,7 @@ from terrazzo.graph.ir import (
     trace_scope,
 )
 from terrazzo.graph.rewrite import constant_array
-from terrazzo.index import IndexExpr
+from terrazzo.index import Index, IndexExpr, Var, proves_le
 
 _FOLD = 1 << 16  # bytes; small results of constants are computed at once, as sizes may hang on them
 
@@ -59,6 +61,17 @@ class Imported:
     put_off: dict[int, str]  # number of the node: why
     needed: frozenset[str]  # tensors that converters would have to know the contents of
     constants: dict[str, np.ndarray] = field(default_factory=dict)  # outputs that are constant
+    # Pairs a <= b of symbolic sizes that the graph relies on, for it to have one shape for all.
+    assumptions: tuple[tuple[Index, Index], ...] = ()
+
+    def admits(self, shapes: Mapping[str, Sequence[int]]) -> bool:
+        """Whether inputs of these shapes keep to what was assumed of symbolic sizes."""
+        if not self.assumptions:
+            return True
+        values = {n: size for name, value in zip(self.inputs, self.graph.inputs, strict=True)
+                  for n, size in zip(value.shape, shapes[name]) if isinstance(n, Var)}
+        return all(index.evaluate(a, values) <= index.evaluate(b, values)
+                   for a, b in self.assumptions)
 
 
 class Importer:
@@ -67,19 +80,29 @@ class Importer:
     def __init__(self, opsets: Mapping[str, int], where: str = ""):
         self.opsets, self.where = opsets, where
         self.values: dict[str, Value] = {}
-        self.sizes: dict[str, np.ndarray] = {}  # integers that are known, some symbolic
+        self.sizes: dict[str, Sizes] = {}  # integers that are known, some symbolic
+        self.assumptions: list[tuple[Index, Index]] = []
 
     # ------------------------------------------------------------ names
     def define(self, name: str, value: Value) -> None:
         """Enter the value of a name."""
         self.values[name] = value
 
-    def define_sizes(self, name: str, sizes: np.ndarray) -> None:
+    def define_sizes(self, name: str, sizes: Sizes) -> None:
         """Enter known integers: a constant, unless some are symbolic."""
-        if any(isinstance(n, IndexExpr) for n in sizes.reshape(-1)):
+        if any(isinstance(n, IndexExpr) for n in sizes.items.reshape(-1)):
             self.sizes[name] = sizes
         else:
-            self.values[name] = literal(np.asarray(sizes.astype(np.int64)))
+            self.values[name] = literal(np.asarray(sizes.items.astype(sizes.dtype.np)))
+
+    def assume(self, a: Index, b: Index) -> bool:
+        """Rely on a <= b from here on; whoever runs the graph makes sure of it (`admits`)."""
+        if proves_le(a, b):
+            return True
+        if isinstance(b - a, int):
+            return False  # never true
+        self.assumptions.append((a, b))
+        return True
 
     def has(self, name: str) -> bool:
         """Whether a name has a value here."""
@@ -88,19 +111,17 @@ class Importer:
     def value(self, name: str) -> Value:
         """The value of a name; symbolic sizes become a tensor when asked for as one."""
         if name not in self.values:
-            sizes = self.sizes[name]
-            items = [astype(as_value(n), dtype=int64) for n in sizes.reshape(-1)]
-            if sizes.ndim == 0:
-                self.values[name] = items[0]
-            else:
-                stacked = operator_named("stack")(items, axis=0)
-                self.values[name] = operator_named("reshape")(stacked, shape=sizes.shape)
+            sizes, dtype = self.sizes[name].items, self.sizes[name].dtype
+            with trace_scope():
+                items = [astype(as_value(n), dtype=dtype) for n in sizes.reshape(-1)]
+                self.values[name] = items[0] if sizes.ndim == 0 else operator_named("reshape")(
+                    operator_named("stack")(items, axis=0), shape=sizes.shape)
         return self.values[name]
 
     def known(self, name: str) -> np.ndarray | None:
         """What a name holds, if that is known."""
         if name in self.sizes:
-            return self.sizes[name]
+            return self.sizes[name].items
         return constant_array(self.values[name])
 
     def attribute(self, attribute: Any) -> Any:
@@ -150,17 +171,23 @@ class Importer:
                 for n in shape:
                     total = total * n
                 sizes = np.array(total, object)
-            self.define_sizes(node.output[0], sizes)
+            self.define_sizes(node.output[0], Sizes(sizes))
             return True
         if not any(name in self.sizes for name in node.input):
             return False
-        known = [call.known(i) for i in range(len(call)) if call.has(i)]
-        if any(k is None for k in known):
-            return False
-        found = shape_values.compute(node.op_type, [k for k in known if k is not None], call.attr)
+        known: list[Sizes | None] = []
+        for i, name in enumerate(node.input):
+            items = call.known(i)
+            if items is None and name:
+                return False
+            known.append(None if items is None else self.sizes.get(name) or Sizes(
+                items, self.values[name].dtype))
+        found = shape_values.compute(node.op_type, known, call.attr, self.assume,
+                                     len(node.output))
         if found is None:
             return False
-        self.define_sizes(node.output[0], found)
+        for name, result in zip(node.output, found, strict=False):
+            self.define_sizes(name, result)
         return True
 
     def expand(self, node: Any, body: Any) -> None:
@@ -170,6 +197,7 @@ class Importer:
             if actual:
                 inner.values.update({formal: self.values[actual]} if actual in self.values else {})
                 inner.sizes.update({formal: self.sizes[actual]} if actual in self.sizes else {})
+        inner.assumptions = self.assumptions
         for step in steps_of(node, body):
             inner.convert(step)
         for formal, actual in zip(body.output, node.output, strict=False):
@@ -180,6 +208,7 @@ class Importer:
         """The outputs of a subgraph that reads names of this scope: a branch that is taken."""
         inner = Importer(self.opsets, self.where)
         inner.values, inner.sizes = dict(self.values), dict(self.sizes)
+        inner.assumptions = self.assumptions
         for tensor in graph.initializer:
             inner.define(tensor.name, literal(tensor_array(tensor, None, self.where)))
         for node in graph.node:
@@ -205,6 +234,8 @@ def folded(value: Value) -> Value:
     node = value.node
     if node is None or node.op.name == "constant" or node.op.effects:
         return value
+    if node.op.name == "dequantize_linear":
+        return value  # weights stay bytes, which integer kernels multiply
     if any(isinstance(n, IndexExpr) for t in node.types for n in t.shape):
         return value
     shape = tuple(n for n in value.shape if isinstance(n, int))
@@ -273,7 +304,8 @@ def import_nodes(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
     used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
     names = tuple(n for n, v in inputs.items() if v in used)
     graph = Graph(name, tuple(inputs[n] for n in names), graph.outputs)
-    return Imported(graph, names, tuple(results), put_off, frozenset(needed), constants)
+    return Imported(graph, names, tuple(results), put_off, frozenset(needed), constants,
+                    tuple(dict.fromkeys(importer.assumptions)))
 
 
 def needed_names(node: Any) -> list[str]:

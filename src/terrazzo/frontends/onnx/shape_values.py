@@ -2,110 +2,265 @@
 
 Exporters write sizes as little graphs (Shape, Gather, Mul, Concat, ...) whose result a Reshape
 or Expand then reads. With symbolic sizes these hold index expressions, as numpy arrays of objects,
-and the operators on them are numpy's.
+and the operators on them are numpy's. Floats take part as long as they stand for whole numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NoReturn
 
 import numpy as np
 
+from terrazzo.dtypes import DType, bool_, int64
+from terrazzo.errors import TerrazzoError
 from terrazzo.frontends.onnx.types import dtype_of
-from terrazzo.index import maximum, minimum
+from terrazzo.index import Index, maximum, minimum, proves_eq, proves_le, proves_lt
 
-Attr = Callable[..., Any]
-Rule = Callable[[Sequence[np.ndarray], Attr], "np.ndarray | None"]
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """A tensor of whole numbers that are known, of which some may be symbolic."""
+
+    items: np.ndarray
+    dtype: DType = int64
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """What rules see of a node beside its inputs."""
+
+    attr: Callable[..., Any]
+    assume: Callable[[Index, Index], bool]
+    outputs: int
+    dtype: DType  # of the first input
+
+
+Arrays = Sequence[Any]  # of np.ndarray; None where an optional input is left out
+Rule = Callable[[Arrays, Node], Any]  # an array, or a list of them
+
+
+class _Unknown(Exception):
+    """A result is not the same for all sizes."""
+
+
+def _unknown() -> NoReturn:
+    raise _Unknown
+
+
+# ---------------------------------------------------------------- element by element
+def _divided(a: Any, b: Any, node: Node) -> Any:
+    """Division towards zero; what is divided here is not negative, so it rounds down."""
+    if node.dtype.is_float:
+        return a // b if proves_eq(a // b * b, a) else _unknown()
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return a // b if node.assume(0, a) and node.assume(1, b) else _unknown()
+
+
+def _remainder(a: Any, b: Any, node: Node) -> Any:
+    if node.attr("fmod", 0) and not node.assume(0, a):
+        _unknown()
+    return a % b if node.assume(1, b) else _unknown()
+
+
+def _is_equal(a: Any, b: Any, node: Node) -> bool:
+    if proves_eq(a, b):
+        return True
+    return False if proves_lt(a, b) or proves_lt(b, a) else _unknown()
+
+
+def _is_less(a: Any, b: Any, node: Node) -> bool:
+    return True if proves_lt(a, b) else False if proves_le(b, a) else _unknown()
+
+
+def _is_less_or_equal(a: Any, b: Any, node: Node) -> bool:
+    return not _is_less(b, a, node)
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any, Node], bool]] = {
+    "Equal": _is_equal,
+    "Less": _is_less,
+    "LessOrEqual": _is_less_or_equal,
+    "Greater": lambda a, b, node: _is_less(b, a, node),
+    "GreaterOrEqual": lambda a, b, node: _is_less_or_equal(b, a, node),
+}
+
+
+def _absolute(a: Any) -> Any:
+    return a if proves_le(0, a) else -a if proves_le(a, 0) else maximum(a, -a)
+
+
+def _elementwise(function: Callable[..., Any]) -> Rule:
+    """A function of elements and the node, for two or more operands one after the other."""
+
+    def rule(inputs: Arrays, node: Node) -> np.ndarray:
+        ufunc = np.frompyfunc(lambda a, b: function(a, b, node), 2, 1)
+        return np.asarray(reduce(ufunc, map(_objects, inputs)), object)
+
+    return rule
+
+
+def _each(function: Callable[[Any], Any]) -> Rule:
+    return lambda inputs, node: np.asarray(
+        np.frompyfunc(function, 1, 1)(_objects(inputs[0])), object)
 
 
 def _objects(array: np.ndarray) -> np.ndarray:
+    """Elements as Python's integers, which mix with symbolic ones."""
+    if array.dtype.kind in "fV":  # V: bfloat16 and its like
+        whole = array.astype(np.int64)
+        return whole.astype(object) if (whole == array).all() else _unknown()
     return array.astype(object)
 
 
-def _gather(inputs: Sequence[np.ndarray], attr: Attr) -> np.ndarray | None:
-    data, indices = inputs
-    if indices.dtype == object:
-        return None
-    return np.take(data, indices.astype(np.int64), axis=attr("axis", 0))
+def _where(inputs: Arrays, node: Node) -> np.ndarray:
+    condition, yes, no = inputs
+    return np.where(_plain(condition), _objects(yes), _objects(no))
 
 
-def _slice(inputs: Sequence[np.ndarray], attr: Attr) -> np.ndarray | None:
-    data, rest = inputs[0], [i for i in inputs[1:]]
-    if data.ndim != 1 or any(i.dtype == object for i in rest):
-        return None
-    starts = attr("starts") if not rest else rest[0].tolist()
-    ends = attr("ends") if not rest else rest[1].tolist()
-    steps = rest[3].tolist() if len(rest) > 3 else [1]
-    return data[slice(starts[0], _end(ends[0], steps[0], starts[0]), steps[0])]
+def _clip(inputs: Arrays, node: Node) -> np.ndarray:
+    result = _objects(inputs[0])
+    for bound, function in zip(inputs[1:], (maximum, minimum)):
+        if bound is not None:
+            result = np.asarray(np.frompyfunc(function, 2, 1)(result, _objects(bound)), object)
+    return result
 
 
-def _end(end: int, step: int, start: int) -> int | None:
-    return None if step < 0 and end < -(1 << 31) else end
+# ---------------------------------------------------------------- all of them
+def _reduction(combine: Callable[[Any, Any], Any]) -> Rule:
+    def rule(inputs: Arrays, node: Node) -> np.ndarray:
+        axes = _axes(inputs, node)
+        if not inputs[0].size or (axes not in (None, [], [0], [-1]) and inputs[0].ndim <= 1):
+            _unknown()
+        if inputs[0].ndim > 1 and axes is not None and len(axes) < inputs[0].ndim:
+            _unknown()
+        total = reduce(combine, _objects(inputs[0]).reshape(-1))
+        shape = (1,) * inputs[0].ndim if node.attr("keepdims", 1) else ()
+        return np.array([total, None], object)[:1].reshape(shape)
+
+    return rule
 
 
-def _axes(inputs: Sequence[np.ndarray], attr: Attr) -> list[int] | None:
-    return inputs[1].tolist() if len(inputs) > 1 else attr("axes")
+# ---------------------------------------------------------------- moving them
+def _plain(array: np.ndarray | None) -> np.ndarray:
+    """Numbers that have to be known themselves."""
+    return _unknown() if array is None or array.dtype == object else array
 
 
-def _unsqueeze(inputs: Sequence[np.ndarray], attr: Attr) -> np.ndarray:
-    axes = _axes(inputs, attr) or []
-    return np.expand_dims(inputs[0], tuple(axes))
+def _axes(inputs: Arrays, node: Node) -> list[int] | None:
+    if len(inputs) > 1:
+        return None if inputs[1] is None else _plain(inputs[1]).reshape(-1).tolist()
+    return node.attr("axes")
 
 
-def _squeeze(inputs: Sequence[np.ndarray], attr: Attr) -> np.ndarray:
-    axes = _axes(inputs, attr)
+def _gather(inputs: Arrays, node: Node) -> np.ndarray:
+    return np.take(inputs[0], _plain(inputs[1]).astype(np.int64), axis=node.attr("axis", 0))
+
+
+def _slice(inputs: Arrays, node: Node) -> np.ndarray:
+    data, *rest = inputs
+    bounds: list[Any] = [None if r is None else _plain(r).tolist() for r in rest]
+    if not bounds:
+        bounds = [node.attr(k) for k in ("starts", "ends", "axes")]
+    starts, ends, axes, steps = [*bounds, None, None][:4]
+    keys = [slice(None)] * data.ndim
+    for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        step = 1 if steps is None else steps[k]
+        # Python counts an end before the first element from the back, so it is left out.
+        stop = None if step < 0 and end < -data.shape[k if axes is None else axes[k]] else end
+        keys[k if axes is None else axes[k]] = slice(start, stop, step)
+    return data[tuple(keys)]
+
+
+def _split(inputs: Arrays, node: Node) -> list[np.ndarray]:
+    axis = node.attr("axis", 0)
+    sizes = _axes(inputs, node) if len(inputs) > 1 else node.attr("split")
+    if sizes is None:
+        each = -(-inputs[0].shape[axis] // node.outputs)
+        sizes = [each] * node.outputs
+    return np.split(inputs[0], np.cumsum(sizes)[:-1], axis=axis)
+
+
+def _squeeze(inputs: Arrays, node: Node) -> np.ndarray:
+    axes = _axes(inputs, node)
     return np.squeeze(inputs[0], None if axes is None else tuple(axes))
 
 
-def _cast(inputs: Sequence[np.ndarray], attr: Attr) -> np.ndarray | None:
-    return inputs[0] if dtype_of(attr("to")).is_integer else None
+def _reshape(inputs: Arrays, node: Node) -> np.ndarray:
+    sizes = _plain(inputs[1]).tolist()
+    if not node.attr("allowzero", 0):
+        sizes = [inputs[0].shape[d] if n == 0 else n for d, n in enumerate(sizes)]
+    return inputs[0].reshape(sizes)
 
 
-def _reduce_prod(inputs: Sequence[np.ndarray], attr: Attr) -> np.ndarray:
-    total: Any = 1
-    for n in inputs[0].reshape(-1):
-        total = total * n
-    return np.array([total] if attr("keepdims", 1) else total, object)
-
-
-def _elementwise(function: Callable[[Any, Any], Any]) -> Rule:
-    ufunc = np.frompyfunc(function, 2, 1)
-    return lambda inputs, attr: np.asarray(
-        ufunc(_objects(inputs[0]), _objects(inputs[1])), object)
-
-
-def _reshape(inputs: Sequence[np.ndarray], attr: Attr) -> np.ndarray | None:
-    return None if inputs[1].dtype == object else inputs[0].reshape(inputs[1].tolist())
+def _expand(inputs: Arrays, node: Node) -> np.ndarray:
+    shape = np.broadcast_shapes(inputs[0].shape, tuple(_plain(inputs[1]).tolist()))
+    return np.broadcast_to(inputs[0], shape)
 
 
 RULES: dict[str, Rule] = {
     "Gather": _gather,
     "Slice": _slice,
-    "Unsqueeze": _unsqueeze,
+    "Split": _split,
+    "Unsqueeze": lambda inputs, node: np.expand_dims(inputs[0], tuple(_axes(inputs, node) or ())),
     "Squeeze": _squeeze,
-    "Cast": _cast,
-    "Identity": lambda inputs, attr: inputs[0],
-    "Concat": lambda inputs, attr: np.concatenate([_objects(i) for i in inputs],
-                                                  axis=attr("axis", 0)),
-    "Add": _elementwise(lambda a, b: a + b),
-    "Sub": _elementwise(lambda a, b: a - b),
-    "Mul": _elementwise(lambda a, b: a * b),
-    "Div": _elementwise(lambda a, b: a // b),  # sizes are not negative: truncation is floor
-    "Mod": _elementwise(lambda a, b: a % b),
-    "Min": _elementwise(minimum),
-    "Max": _elementwise(maximum),
-    "ReduceProd": _reduce_prod,
     "Reshape": _reshape,
+    "Flatten": lambda inputs, node: inputs[0].reshape(1, -1) if inputs[0].ndim < 2 else _unknown(),
+    "Transpose": lambda inputs, node: np.transpose(inputs[0], node.attr("perm")),
+    "Expand": _expand,
+    "Tile": lambda inputs, node: np.tile(inputs[0], _plain(inputs[1]).tolist()),
+    "Concat": lambda inputs, node: np.concatenate([_objects(i) for i in inputs],
+                                                  axis=node.attr("axis", 0)),
+    "Cast": lambda inputs, node: inputs[0],
+    "CastLike": lambda inputs, node: inputs[0],
+    "Identity": lambda inputs, node: inputs[0],
+    **{name: lambda inputs, node: inputs[0] for name in ("Floor", "Ceil", "Round")},
+    "Where": _where,
+    "Clip": _clip,
+    "Neg": _each(lambda a: -a),
+    "Abs": _each(_absolute),
+    "Add": _elementwise(lambda a, b, node: a + b),
+    "Sum": _elementwise(lambda a, b, node: a + b),
+    "Sub": _elementwise(lambda a, b, node: a - b),
+    "Mul": _elementwise(lambda a, b, node: a * b),
+    "Div": _elementwise(_divided),
+    "Mod": _elementwise(_remainder),
+    "Min": _elementwise(lambda a, b, node: minimum(a, b)),
+    "Max": _elementwise(lambda a, b, node: maximum(a, b)),
+    **{name: _elementwise(test) for name, test in _COMPARISONS.items()},
+    "ReduceSum": _reduction(lambda a, b: a + b),
+    "ReduceProd": _reduction(lambda a, b: a * b),
+    "ReduceMin": _reduction(minimum),
+    "ReduceMax": _reduction(maximum),
 }
 
 
-def compute(operator: str, inputs: Sequence[np.ndarray], attr: Attr) -> np.ndarray | None:
-    """The result of an operator on known integers, some symbolic; None where no rule applies."""
+def _result_type(operator: str, inputs: Sequence[Sizes | None], attr: Callable[..., Any]) -> DType:
+    if operator == "Cast":
+        return dtype_of(attr("to"))
+    if operator in _COMPARISONS:
+        return bool_
+    like = inputs[1 if operator in ("Where", "CastLike") else 0]
+    assert like is not None
+    return like.dtype
+
+
+def compute(operator: str, inputs: Sequence[Sizes | None], attr: Callable[..., Any],
+            assume: Callable[[Index, Index], bool], outputs: int = 1) -> list[Sizes] | None:
+    """The results of an operator on known integers, some symbolic; None where no rule applies."""
     rule = RULES.get(operator)
     if rule is None:
         return None
     try:
-        return rule(inputs, attr)
-    except (TypeError, ValueError, IndexError, ZeroDivisionError):
+        dtype = _result_type(operator, inputs, attr)
+        first = next(i.dtype for i in inputs if i is not None)
+        if dtype.is_complex or (dtype.is_bool and operator not in _COMPARISONS):
+            return None
+        found = rule([None if i is None else i.items for i in inputs],
+                     Node(attr, assume, outputs, first))
+    except (_Unknown, TerrazzoError, TypeError, ValueError, IndexError, ZeroDivisionError):
         return None
+    return [Sizes(np.asarray(f), dtype) for f in (found if isinstance(found, list) else [found])]

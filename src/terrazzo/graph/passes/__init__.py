@@ -7,10 +7,12 @@ from terrazzo.graph.passes.algebra import RULES, algebra
 from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.passes.fold import fold_constants
 from terrazzo.graph.passes.inline import inline_composites
+from terrazzo.graph.passes.layout import layout
+from terrazzo.graph.passes.quantized import quantized
 from terrazzo.graph.rewrite import Applied, sweep
 
 __all__ = ["RULES", "algebra", "canonicalize", "common_subexpressions", "fold_constants",
-           "inline_composites"]
+           "inline_composites", "layout", "quantized"]
 
 
 def canonicalize(graph: Graph, level: str = "all") -> tuple[Graph, list[Applied]]:
@@ -22,9 +24,11 @@ def canonicalize(graph: Graph, level: str = "all") -> tuple[Graph, list[Applied]
     while True:
         before = len(log)
         graph = inline_composites(graph, log)
+        graph = quantized(graph, log, level)  # before weights are folded back into floats
         graph = fold_constants(graph, log)
         graph = common_subexpressions(graph, log)
         graph = algebra(graph, log, level)
+        graph = layout(graph, log, level)
         if len(log) == before:
             return _canonicalize_inside(graph, level, log), log
 

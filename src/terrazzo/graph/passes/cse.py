@@ -37,21 +37,21 @@ def _key(node: Node) -> Hashable:
     inputs: list[int] = [-1 if v is None else id(v) for v in node.inputs]
     if node.op.name in _SYMMETRIC:
         inputs.sort()
-    attrs = tuple((name, _frozen(node.attrs[name])) for name in sorted(node.attrs))
+    attrs = tuple((name, frozen(node.attrs[name])) for name in sorted(node.attrs))
     return id(node.op), tuple(inputs), attrs, node.types
 
 
-def _frozen(value: Any) -> Hashable:
+def frozen(value: Any) -> Hashable:
     """An attribute as something that is equal and hashable exactly when the attribute is equal."""
     if isinstance(value, np.ndarray):
         bits = value.tobytes() if value.nbytes <= _COMPARED_BYTES else id(value)
         return "array", value.dtype.str, value.shape, bits
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(_frozen, value))
+        return type(value), tuple(map(frozen, value))
     if isinstance(value, dict):
-        return "dict", tuple((k, _frozen(value[k])) for k in sorted(value))
+        return "dict", tuple((k, frozen(value[k])) for k in sorted(value))
     if isinstance(value, slice):
-        return "slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step)
+        return "slice", frozen(value.start), frozen(value.stop), frozen(value.step)
     if isinstance(value, float):
         return float, value.hex()  # tells 0.0 from -0.0, and finds nan equal to itself
     try:

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from terrazzo.dtypes import DType
-from terrazzo.frontends.onnx.importer import literal
+from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import Call, NeedsValue, converts
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum
 from terrazzo.ops.arrange import eye
 from terrazzo.ops.creation import arange, full
-from terrazzo.ops.shape import reshape
 
 # Attributes of Constant whose type is not written with the value.
 _PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64,
@@ -51,7 +50,7 @@ def constant_of_shape(call: Call) -> Value:
 @converts("Range")
 def range_(call: Call) -> Value:
     start, limit, delta = (_bound(call, i) for i in range(3))
-    dtype = call.importer.dtype_of(call.node.input[0])
+    dtype = call.value(0).dtype
     if not isinstance(delta, IndexExpr) and delta == 0:
         call.unsupported("has a delta of 0")
     if any(isinstance(n, IndexExpr) for n in (start, limit, delta)):
@@ -76,8 +75,14 @@ def _bound(call: Call, i: int) -> Any:
 
 def _symbolic_range(call: Call, start: Index, limit: Index, delta: Index, dtype: DType) -> Value:
     """A range between sizes; the step has to be a number, as loops walk by numbers."""
-    if not isinstance(delta, int) or dtype.is_float:
-        raise NeedsValue(call.node.input[2 if not isinstance(delta, int) else 1])
+    if isinstance(delta, IndexExpr) or any(n != int(n) for n in (start, delta)
+                                           if not isinstance(n, IndexExpr)):
+        raise NeedsValue(call.node.input[next(i for i in range(3) if isinstance(
+            _bound(call, i), IndexExpr))])
+    delta = int(delta)
+    if not isinstance(limit, IndexExpr):
+        limit = int(np.ceil(limit) if delta > 0 else np.floor(limit))
+    start = start if isinstance(start, IndexExpr) else int(start)
     count = ceildiv(limit - start, delta) if delta > 0 else ceildiv(start - limit, -delta)
     low = bounds(count)[0]
     if low is None or low < 0:
@@ -85,7 +90,7 @@ def _symbolic_range(call: Call, start: Index, limit: Index, delta: Index, dtype:
     if start == 0 and delta == 1:
         return arange(start=count, dtype=dtype)
     steps = arange(start=count) * delta + start
-    return steps if steps.dtype is dtype else call.importer.cast(steps, dtype)
+    return astype(steps, dtype=dtype)
 
 
 @converts("EyeLike")

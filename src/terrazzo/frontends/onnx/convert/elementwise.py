@@ -130,15 +130,7 @@ def converted(x: Value, dtype: DType, saturate: bool) -> Value:
         limit = dtype.max
         wide = in_type(x, x.dtype.compute if x.dtype.is_float else float64)
         return in_type(a.hardtanh(wide, min=-limit, max=limit), dtype)
-    if dtype.is_integer and dtype.bits < 8 and x.dtype.is_float:
-        x = _rounded_into(x, dtype)
     return in_type(x, dtype)
-
-
-def _rounded_into(x: Value, dtype: DType) -> Value:
-    """Floats on their way to 4 bits are rounded and cut off at the limits."""
-    return a.hardtanh(e.round(in_type(x, x.dtype.compute)), min=float(dtype.min),
-                      max=float(dtype.max))
 
 
 @converts("Cast")
@@ -154,6 +146,9 @@ def cast_like(call: Call) -> Value:
 @converts("BitCast")
 def bit_cast(call: Call) -> Value:
     x, dtype = call.value(0), call.dtype("to")
-    if x.dtype.bits != dtype.bits or x.dtype.is_bool != dtype.is_bool:
+    if x.dtype.is_bool or dtype.is_bool:  # bytes of 0 and 1
+        same_width = x.dtype.itemsize == dtype.itemsize
+        return in_type(x, dtype) if same_width else call.unsupported("changes the width")
+    if x.dtype.bits != dtype.bits:
         call.unsupported(f"reads {x.dtype.name} as {dtype.name}, which has another width")
     return x if x.dtype is dtype else e.bitcast(x, dtype=dtype)

@@ -29,7 +29,11 @@ def max_pool(call: Call) -> Result:
 
 @converts("AveragePool")
 def average_pool(call: Call) -> Result:
-    x = call.value(0)
+    return averaged(call, call.value(0))
+
+
+def averaged(call: Call, x: Value) -> Value:
+    """The means of windows that a node's attributes describe."""
     at = _windows(call, x)
     counted = tuple((lo, hi - over) for (lo, hi), over in zip(
         at.padding, at.overhang, strict=True))

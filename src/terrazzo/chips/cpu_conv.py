@@ -1,0 +1,601 @@
+"""Convolutions on CPUs: register tiles of neighbouring pixels by vectors of output channels.
+
+With channels last, a row of a window is one run of numbers in memory. So a convolution is a matrix
+product whose rows overlap: pixels of the tile are rows, a step of one pixel apart, and the loop
+over k runs along the window. Nothing is unfolded (no im2col):
+
+| what | how |
+|---|---|
+| padding above and below | taps outside are left out of the loops |
+| padding left and right | rows are copied into a scratch with zeros around them |
+| other types, channels not last | widened and transposed by the same copy |
+| weights | in panels `[outputs / nr][taps][channels][nr]`, packed ahead where they are constant |
+| bias, residual, activation | on the sums in registers, where that is little work |
+
+A task is a strip of rows and a range of panels: the strip stays in the second-level cache, and a
+panel meets all its pixels before the next one comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from terrazzo.chips.conv_parts import ConvKernel, Names, Place, Values
+from terrazzo.chips.cpu_depthwise import Depthwise, keeps_channels_apart
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.dtypes import float32, float64
+from terrazzo.expr.convolution import NO_SPACE, Convolution, match_convolution
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.index import Index, Var, ceildiv, maximum, minimum
+from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
+from terrazzo.loop.packing import Packing
+from terrazzo.loop.tile_transpose import transposed_copy
+from terrazzo.loop.window_tile import Level, Pixels, window_tile
+from terrazzo.scalar import Const, Load, Scalar, as_scalar, call, cast
+
+Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, and how many
+
+_STRIP_SHARE = 0.3  # of the second-level cache, for the rows of a task
+_TASKS_PER_CORE = 4
+_TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
+_PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
+_MOST_VECTORS = 4
+_LINE = 64
+_WAY = 4096  # bytes of one way of the first-level cache: addresses so far apart share a set
+
+
+def lower_convolution(program: Program, chip: ChipSpec, constants: frozenset[Tensor]
+                      ) -> Function | None:
+    """The kernel of a program that is one convolution; None if it is something else."""
+    conv = match_convolution(program)
+    if conv is None or not _is_supported(conv):
+        return None
+    if keeps_channels_apart(conv):
+        return Depthwise(program, conv, chip, constants).lowered()
+    return _Dense(program, conv.merged(), chip, constants).lowered()
+
+
+def _is_supported(conv: Convolution) -> bool:
+    wide = conv.reduce.dtype
+    if wide not in (float32, float64) or conv.outputs.extent == 0 or conv.channels == 0:
+        return False
+    return isinstance(conv.outputs.extent, int) and all(
+        load.dtype is wide or (load.dtype.compute is wide and load.dtype.bits == 16)
+        for load in (conv.x, conv.w))
+
+
+# ---------------------------------------------------------------- the register tile
+@dataclass(frozen=True)
+class _Shape:
+    """A register tile: so many rows of so many pixels, by vectors of channels."""
+
+    down: int
+    across: int  # of the larger tiles; the others have one pixel less
+    vectors: int
+
+
+def _cycles(pixels: int, vectors: int) -> float:
+    """Cycles that one step of k takes: multiplications, loads, or waiting for the last sum.
+
+    Measured on AVX-512: loads and requests for memory take .87 of a cycle each, and tiles of two
+    vectors or less have to ask ahead.
+    """
+    loads = pixels + vectors * (2 if vectors <= 2 else 1)
+    return max(pixels * vectors / 2, 0.87 * loads, 4.0)
+
+
+def _choose(width: Index, height: Index, outputs: int, lanes: int, registers: int) -> _Shape:
+    """The tile that takes the fewest cycles for all pixels and channels."""
+    best: tuple[float, _Shape] | None = None
+    panels_of = math.ceil(outputs / lanes)
+    for vectors in range(1, min(_MOST_VECTORS, panels_of) + 1):
+        most = (registers - vectors - 1) // vectors
+        options: list[tuple[float, int, int]] = []  # cycles a row, rows and pixels of a tile
+
+        def cycles(pixels: int, vectors: int = vectors) -> float:
+            full, rest = divmod(panels_of, vectors)
+            return full * _cycles(pixels, vectors) + (_cycles(pixels, rest) if rest else 0)
+
+        if not isinstance(width, int):
+            options.append((cycles(most) / most, 1, most))
+        else:
+            tiles = math.ceil(width / most)
+            small, extra = divmod(width, tiles)
+            options.append(((extra * cycles(small + 1) + (tiles - extra) * cycles(small)), 1,
+                            math.ceil(width / tiles)))
+            tall = height if isinstance(height, int) else 1
+            for down in range(2, min(most // width, tall) + 1):
+                rest = tall % down
+                total = tall // down * cycles(down * width) + rest * cycles(width)
+                options.append((total / tall, down, width))
+        for price, down, across in options:
+            if best is None or price < best[0] * 0.999:
+                best = price, _Shape(down, across, vectors)
+    assert best is not None
+    return best[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """Where a task reads pixels: memory, and how far positions, taps and channels are apart."""
+
+    buffer: Buffer
+    start: Index  # of the task's first position, at tap 0
+    positions: tuple[Index, ...]
+    taps: tuple[Index, ...]
+    channel: Index
+
+
+class _Dense(ConvKernel):
+    """One convolution in the making, of any number of groups."""
+
+    def __init__(self, program: Program, conv: Convolution, chip: ChipSpec,
+                 constants: frozenset[Tensor]):
+        super().__init__(program, conv, chip, constants)
+        # Two axes at least: rows and columns.
+        missing = max(0, 2 - len(conv.spaces))
+        self.spaces = (NO_SPACE,) * missing + conv.spaces
+        self.row, self.column = self.spaces[-2:]
+        share = conv.share
+        assert isinstance(share, int)
+        self.share: int = share
+        registers = 32 if chip.vector_registers >= 32 else 16
+        self.shape = _choose(self.column.extent, self.row.extent, share, self.lanes, registers)
+        self.width = min(self.lanes, 1 << (share - 1).bit_length())
+        self.nr = self.shape.vectors * self.width
+        self.panels = math.ceil(share / self.nr)
+        self.depth = conv.channels * math.prod(s.taps for s in self.spaces)
+        self.plan_columns()
+        self.plan_copy()
+        self.plan_tasks()
+
+    # ------------------------------------------------------------ decisions
+    def plan_columns(self) -> None:
+        """A row of pixels as tiles: `larger` ones of `across` pixels, then ones of one less."""
+        width, across = self.column.extent, self.shape.across
+        if isinstance(width, int):
+            self.tiles: Index = math.ceil(width / across)
+            self.larger: Index = width - (across - 1) * math.ceil(width / across)
+        else:
+            self.tiles, self.larger = ceildiv(width, across), width // across
+
+    def plan_copy(self) -> None:
+        """Whether rows are copied, and how far apart pixels are in the copy."""
+        conv, column = self.conv, self.column
+        channels = conv.channels
+        step = column.stride * column.step
+        crowded = isinstance(step, int) and step * self.wide.itemsize % _WAY == 0 and (
+            self.shape.across > 8)
+        self.copies = (self.x.dtype is not self.wide or column.below or column.size is not None
+                       or (channels > 1 and conv.x_channel != 1) or crowded)
+        self.pitch = channels
+        # A window of 1 skips pixels: the copy leaves them out.
+        self.row_step = self.row.stride if self.row.taps == 1 else 1
+        self.column_step = column.stride if column.taps == 1 else 1
+        apart = column.stride // self.column_step * channels * self.wide.itemsize
+        if apart % (_WAY // 4) == 0:
+            self.pitch += _LINE // self.wide.itemsize
+
+    def rows_of(self, rows: Index) -> Index:
+        """Rows of the input under so many rows of the output."""
+        space = self.row
+        if space.taps == 1:
+            return rows
+        return (rows - 1) * space.stride + (space.taps - 1) * space.dilation + 1
+
+    def columns_of(self, columns: Index) -> Index:
+        """Columns of the input under so many columns of the output."""
+        space = self.column
+        if space.taps == 1:
+            return columns
+        return (columns - 1) * space.stride + (space.taps - 1) * space.dilation + 1
+
+    def plan_tasks(self) -> None:
+        """Strips of rows (or of columns, where there is one row) and ranges of panels.
+
+        Each strip reads all weights of its panels, and each range of panels all rows of its strip:
+        the division that reads least is taken, of those with tasks for all cores.
+        """
+        item = self.wide.itemsize
+        conv, shape = self.conv, self.shape
+        outer = math.prod(s.taps for s in self.spaces[:-2])
+        height, width = self.row.extent, self.column.extent
+        self.by_columns = isinstance(height, int) and height == 1
+        across = width if isinstance(width, int) else 64 * shape.across
+        room = int(_STRIP_SHARE * self.chip.l2_bytes) if self.chip.l2_bytes else 1 << 18
+
+        def size(rows: int, columns: int) -> int:
+            found = self.rows_of(rows) * self.columns_of(columns)
+            assert isinstance(found, int)
+            return found * self.pitch * outer * item
+
+        if self.by_columns:
+            total = self.tiles if isinstance(self.tiles, int) else 64
+            unit = 1
+        else:
+            total = height if isinstance(height, int) else 64
+            unit = shape.down
+        units = math.ceil(total / unit)
+
+        def footprint(count: int) -> int:
+            each = math.ceil(units / count) * unit
+            return size(1, each * shape.across) if self.by_columns else size(each, across)
+
+        batch = conv.batch.extent if conv.batch is not None else 1
+        tall = math.prod(s.extent if isinstance(s.extent, int) else 1 for s in self.spaces[:-2])
+        others = tall * conv.groups * (batch if isinstance(batch, int) else 1)
+        flops = 2 * self.depth * self.share * total * (
+            shape.across if self.by_columns else across) * others
+        wanted = max(1, min(_TASKS_PER_CORE * self.chip.cores, flops // (4 * _TASK_FLOPS)))
+        weights = self.depth * self.panels * self.nr * item
+        best: tuple[float, int, int] | None = None
+        for strips in range(1, units + 1):
+            need = min(math.ceil(wanted / max(others * strips, 1)), self.panels)
+            missing = wanted / (others * strips * need)
+            spill = max(footprint(strips) / room, 1.0) if strips < units else 1.0
+            price = (strips * weights + need * footprint(1)) * spill * max(missing, 1.0)
+            if best is None or price < best[0]:
+                best = price, strips, need
+        assert best is not None
+        _, strips, ranges = best
+        self.strip = math.ceil(units / strips) * unit  # rows, or tiles of columns
+        self.range = math.ceil(self.panels / ranges)  # panels
+        self.ranges = math.ceil(self.panels / self.range)
+
+    # ------------------------------------------------------------ the function
+    def lowered(self) -> Function:
+        """The kernel."""
+        packing = self.packing() if self.may_pack else None
+        if packing is not None:
+            source = self.conv.w.source
+            self.packed[list(self.buffers).index(source)] = packing
+            self.w = self.buffers[source] = Buffer(self.w.name, self.wide, packing.size, True)
+            return self.function(self.tasks(self.w))
+        size = self.conv.groups * self.panels * self.depth * self.nr
+        packed = Buffer(self.fresh("w_packed"), self.wide, size)
+        return self.function(Alloc(packed, block(self.pack(packed), self.tasks(packed))))
+
+    def packing(self) -> Packing | None:
+        """How constant weights shall lie, if their strides are known."""
+        conv = self.conv
+        steps = [(s.taps, s.w_step) for s in self.spaces] + [(conv.channels, conv.w_channel)]
+        numbers = [conv.w_output, conv.w_start, *(step for _, step in steps)]
+        if not all(isinstance(n, int) for n in numbers):
+            return None
+        output, start, *between = (n for n in numbers if isinstance(n, int))
+        k = tuple((n, step) for (n, _), step in zip(steps, between, strict=True))
+        return Packing(self.wide, self.nr, (self.share, output), k,
+                       ((conv.groups, self.share * output),), start)
+
+    def pack(self, packed: Buffer) -> Stmt:
+        """All weights in panels, in parallel."""
+        conv, nr = self.conv, self.nr
+        taps = math.prod(s.taps for s in self.spaces)
+        task, names = self.var("task"), Names(self)
+        group = names("group", task // (self.panels * taps))
+        panel = names("panel", task // taps % self.panels)
+        tap = names("tap", task % taps)
+        c, j, rest = self.var("c", conv.channels), self.var("j", nr), self.var("j", nr)
+        first = names("outputs", panel * nr)
+        at = conv.w_start + c * conv.w_channel + (group * self.share + first + j) * conv.w_output
+        left = tap
+        for space in reversed(self.spaces):
+            at = at + left % space.taps * space.w_step
+            left = left // space.taps
+        to = names("to", task * (conv.channels * nr)) + c * nr
+        live = names("live", minimum(nr, self.share - first), nr)
+        value = cast(Load(self.w.dtype, self.w, (at,)), self.wide)
+        body = For(c, 0, conv.channels, block(
+            For(j, 0, live, Store(packed, to + j, value), "vector"),
+            For(rest, live, nr, Store(packed, to + rest, Const(self.wide, 0)), "vector")))
+        return For(task, 0, conv.groups * self.panels * taps, names.around(body), "parallel",
+                   max(1, _PACK_ELEMENTS // (conv.channels * nr)))
+
+    def tasks(self, weights: Buffer) -> Stmt:
+        """One task for each member of the batch, group, strip and range of panels."""
+        conv, names = self.conv, Names(self)
+        task = self.var("task")
+        outer = self.spaces[:-2]
+        strips = ceildiv(self.tiles if self.by_columns else self.row.extent, self.strip)
+        batch: Index = 1 if conv.batch is None else conv.batch.extent
+        left: Index = task
+        values: dict[Var, Index] = {}
+        strip = names("strip", left % strips)
+        left = left // strips
+        for space in reversed(outer):
+            assert space.position is not None
+            values[space.position.var] = names("slice", left % space.extent)
+            left = left // space.extent
+        member = names("member", left % batch)
+        if conv.batch is not None:
+            values[conv.batch.var] = member
+        left = left // batch
+        group = names("group", left % conv.groups)
+        panels = names("panels", left // conv.groups * self.range)
+        count = strips * batch * conv.groups * self.ranges
+        for space in outer:
+            count = count * space.extent
+        body = self.task(weights, values, member, group, panels, strip)
+        flops = 2 * self.depth * self.range * self.nr * self.strip
+        pixels = self.shape.across if self.by_columns else self.column.extent
+        return For(task, 0, count, names.around(body), "parallel",
+                   ceildiv(_TASK_FLOPS, maximum(flops * pixels, 1)))
+
+    def task(self, weights: Buffer, values: dict[Var, Index], member: Index, group: Index,
+             panels: Index, strip: Index) -> Stmt:
+        """A strip of pixels under all panels of a range."""
+        names = Names(self)
+        first_tile: Index = 0
+        y: Index = 0
+        rows, tiles = self.row.extent, self.tiles
+        if self.by_columns:
+            first_tile = names("tile_first", strip * self.strip)
+            tiles = names("tiles", minimum(self.strip, self.tiles - first_tile), self.strip)
+        else:
+            y = names("y_first", strip * self.strip)
+            rows = names("rows", minimum(self.strip, self.row.extent - y), self.strip)
+        x = names("x_first", self.tile_start(first_tile))
+        outer = []
+        for space in self.spaces[:-2]:
+            assert space.position is not None
+            outer.append(self.taps(names, space, values[space.position.var]))
+        start = self.conv.x_start + member * self.conv.x_batch + group * self.conv.x_group
+        for space in self.spaces[:-2]:
+            assert space.position is not None
+            start = start + values[space.position.var] * (space.stride * space.step)
+        start = start + y * (self.row.stride * self.row.step) + x * (
+            self.column.stride * self.column.step)
+        scratch, fill, source = None, None, self.in_place(start)
+        if self.copies:
+            columns = names("columns", self.columns_of(minimum(
+                self.column.extent, self.tile_start(first_tile + tiles)) - x))
+            scratch, fill, source = self.copied(start, outer, y, x, rows, columns)
+        number = self.var("number", self.range)
+
+        def panel(number: Index, live: int) -> Stmt:
+            inner = Names(self)
+            which = inner("panel", panels + number)
+            b = inner("b", (group * self.panels + which) * (self.depth * self.nr))
+            output = inner("output", group * self.share + which * self.nr)
+            here = {**values, self.conv.outputs.var: output}
+            return inner.around(self.strip_tiles(
+                (weights, b), source, here, outer, y, rows, first_tile, x, tiles, live))
+
+        full, rest = divmod(self.share, self.nr)
+        code: list[Stmt] = [For(number, 0, maximum(minimum(self.range, full - panels), 0),
+                                panel(number, self.nr))] if full else []
+        if rest:
+            last = panel(full - panels, rest)
+            code.append(last if self.ranges == 1 else If(
+                call("ge", as_scalar(panels + self.range), self.panels), last))
+        body = block(fill, *code)
+        return names.around(body if scratch is None else Alloc(scratch, body))
+
+    def tile_start(self, tile: Index) -> Index:
+        """The first column of a tile."""
+        across = self.shape.across
+        if not isinstance(self.tiles, int):
+            return tile * across
+        return tile * (across - 1) + minimum(tile, self.larger)
+
+    # ------------------------------------------------------------ reading
+    def in_place(self, start: Index) -> _Source:
+        """Pixels where they lie."""
+        return _Source(self.x, start, tuple(s.stride * s.step for s in self.spaces),
+                       tuple(s.dilation * s.step for s in self.spaces), self.conv.x_channel)
+
+    def copied(self, start: Index, outer: Taps, y: Index, x: Index,
+               rows: Index, columns: Index) -> tuple[Buffer, Stmt, _Source]:
+        """A scratch with the rows that a task needs, zeros left and right of them."""
+        row, column = self.row, self.column
+        tall = self.rows_of(self.strip if not self.by_columns else 1)
+        wide = self.columns_of(self.strip * self.shape.across if self.by_columns else column.extent)
+        line = wide * self.pitch
+        steps: list[Index] = []  # between taps of the outer axes
+        size: Index = tall * line
+        for space in reversed(self.spaces[:-2]):
+            steps.insert(0, size)
+            size = size * space.taps
+        scratch = Buffer(self.fresh("rows"), self.wide, size)
+        names = Names(self)
+        at: Index = start
+        to: Index = 0
+        loops: list[tuple[Var, Index, Index]] = []
+        for space, step, (first, count) in zip(self.spaces[:-2], steps, outer, strict=True):
+            tap = self.var("plane", space.taps)
+            loops.append((tap, first, first + count))
+            at, to = at + tap * (space.dilation * space.step), to + tap * step
+        line_number = self.var("line", tall)
+        low, high = self.inside(names, row.below, row.before - y * row.stride, row.size,
+                                self.row_step, self.rows_of(rows))
+        left, right = self.inside(names, column.below, column.before - x * column.stride,
+                                  column.size, self.column_step, columns)
+        inner = Names(self)
+        here = inner("from", at + line_number * (self.row_step * row.step) + left * (
+            self.column_step * column.step))
+        there = inner("to", to + line_number * line)
+        copy = block(self.zeros(scratch, there, 0, left * self.pitch),
+                     self.copy_row(scratch, there + left * self.pitch, here, right - left),
+                     self.zeros(scratch, there, right * self.pitch, columns * self.pitch))
+        stmt: Stmt = For(line_number, low, high, inner.around(copy))
+        for var, lo, hi in reversed(loops):
+            stmt = For(var, lo, hi, stmt)
+        positions = (*(0 for _ in steps), row.stride // self.row_step * line,
+                     column.stride // self.column_step * self.pitch)
+        taps = (*steps, row.dilation * line, column.dilation * self.pitch)
+        return scratch, names.around(stmt), _Source(scratch, 0, positions, taps, 1)
+
+    def inside(self, names: Names, below: bool, before: Index, size: Index | None, step: int,
+               count: Index) -> tuple[Index, Index]:
+        """Which of `count` elements, `step` apart and `before` ahead of the first, exist."""
+        low: Index = 0
+        high = count
+        if below:
+            low = names("low", maximum(minimum(ceildiv(before, step), count), 0))
+        if size is not None:
+            high = names("high", maximum(minimum(ceildiv(size + before, step), count), low))
+        return low, high
+
+    def zeros(self, buffer: Buffer, at: Index, first: Index, end: Index) -> Stmt | None:
+        if first is end or first == end:
+            return None
+        e = self.var("e")
+        return For(e, first, end, Store(buffer, at + e, Const(self.wide, 0)), "vector")
+
+    def copy_row(self, scratch: Buffer, to: Index, at: Index, count: Index) -> Stmt:
+        """Some pixels of one row, channels last."""
+        conv, channels = self.conv, self.conv.channels
+        apart = self.column_step * self.column.step
+        together = channels == 1 or conv.x_channel == 1
+        if together and apart == channels and self.pitch == channels:
+            e = self.var("e")
+            value = cast(self.x[at + e], self.wide)
+            return For(e, 0, count * channels, Store(scratch, to + e, value), "vector")
+        if not together and self.x.dtype is self.wide and apart == 1:
+            return transposed_copy(scratch, to, self.x, at, count, channels, self.pitch,
+                                   conv.x_channel)
+        q, c = self.var("q"), self.var("c", channels)
+        value = cast(self.x[at + q * apart + c * conv.x_channel], self.wide)
+        return For(q, 0, count, For(c, 0, channels, Store(
+            scratch, to + q * self.pitch + c, value), "vector"))
+
+    # ------------------------------------------------------------ tiles
+    def strip_tiles(self, b: Place, source: _Source, values: Values, outer: Taps, y: Index,
+                    rows: Index, first_tile: Index, x: Index, tiles: Index, live: int) -> Stmt:
+        """All pixels of a strip under one panel."""
+        sums = None if self.sums_in_output else Buffer(
+            self.fresh("sums"), self.wide, self.strip_pixels() * self.nr)
+
+        def tiles_of(line: Index, height: int, taps: tuple[Index, Index]) -> Stmt:
+            return self.row_of_tiles(first_tile, tiles, lambda column, across: self.tile(
+                b, source, values, outer, taps, y, line, x, column, height, across, live, sums))
+
+        def single(line: Index) -> Stmt:
+            names = Names(self)
+            taps = self.taps(names, self.row, y + line)
+            return names.around(tiles_of(line, 1, taps))
+
+        if self.shape.down == 1:
+            line = self.var("line", self.strip)
+            code: Stmt = For(line, 0, rows, single(line))
+        else:
+            code = self.blocks_of_rows(y, rows, tiles_of, single)
+        code = block(code, self.epilogue(sums, values, y, rows, x, first_tile + tiles, live))
+        return code if sums is None else Alloc(sums, code)
+
+    def strip_pixels(self) -> Index:
+        """At most so many pixels are in a strip."""
+        return self.strip * (self.shape.across if self.by_columns else self.column.extent)
+
+    def blocks_of_rows(self, y: Index, rows: Index,
+                       several: Callable[[Index, int, tuple[Index, Index]], Stmt],
+                       single: Callable[[Index], Stmt]) -> Stmt:
+        """Several rows in one tile where their windows lie inside, else one by one."""
+        down, row = self.shape.down, self.row
+        number, line = self.var("block"), self.var("line", self.strip)
+        first = number * down
+        tests: list[Scalar] = []
+        if not (isinstance(row.extent, int) and row.extent % down == 0):
+            tests.append(call("le", as_scalar(first + down), as_scalar(rows)))
+        reach = (y + first) * row.stride - row.before
+        if row.below:
+            tests.append(call("ge", as_scalar(reach), 0))
+        if row.size is not None:
+            last = reach + (down - 1) * row.stride + (row.taps - 1) * row.dilation
+            tests.append(call("lt", as_scalar(last), as_scalar(row.size)))
+        code = several(first, down, (0, row.taps))
+        if tests:
+            inside = tests[0]
+            for test in tests[1:]:
+                inside = call("and", inside, test)
+            code = If(inside, code, For(line, first, minimum(first + down, rows), single(line)))
+        return For(number, 0, ceildiv(rows, down), code)
+
+    def row_of_tiles(self, first: Index, tiles: Index, make: Callable[[Index, int], Stmt]) -> Stmt:
+        """The tiles of one row: larger ones, smaller ones, or what is left of an unknown width."""
+        across, end = self.shape.across, first + tiles
+        tile, smaller = self.var("tile"), self.var("tile")
+        code: list[Stmt] = []
+        if self.larger != 0:
+            code.append(For(tile, first, minimum(end, self.larger),
+                            make(self.tile_start(tile), across)))
+        if isinstance(self.tiles, int):
+            if self.larger != self.tiles:
+                code.append(For(smaller, maximum(first, self.larger), end,
+                                make(self.tile_start(smaller), across - 1)))
+            return block(*code)
+        # One tile for each bit of the number of pixels left: few shapes, little code.
+        names = Names(self)
+        left = names("left", self.column.extent % across, across - 1)
+        begin = self.larger * across
+        bits = [If(call("eq", as_scalar(left // size % 2), 1),
+                   make(begin + left // (2 * size) * (2 * size), size))
+                for size in (1 << bit for bit in reversed(range((across - 1).bit_length())))]
+        code.append(If(call("gt", as_scalar(end), as_scalar(self.larger)),
+                       names.around(block(*bits))))
+        return block(*code)
+
+    def tile(self, b: Place, source: _Source, values: Values, outer: Taps,
+             taps: tuple[Index, Index], y: Index, line: Index, x: Index, column: Index, height: int,
+             across: int, live: int, sums: Buffer | None) -> Stmt:
+        """One register tile: the whole window of some pixels under one panel."""
+        conv, nr = self.conv, self.nr
+        names = Names(self)
+        at = names("column", column)
+        here = self.pixel(values, y + line, at)
+        a = source.start + line * source.positions[-2] + (at - x) * source.positions[-1]
+        first_b = b[1]
+        inner = nr * conv.channels
+        levels: list[Level] = [(self.column.taps, source.taps[-1], inner)]
+        if source.taps[-1] == conv.channels * source.channel or self.column.taps == 1:
+            levels = [(self.column.taps * conv.channels, source.channel, nr)]
+        elif conv.channels > 1:
+            levels.append((conv.channels, source.channel, nr))
+        inner = inner * self.column.taps
+        for space, step, (first, count) in zip(
+                reversed(self.spaces[:-1]), reversed(source.taps[:-1]), reversed((*outer, taps)),
+                strict=True):
+            a, first_b = a + first * step, first_b + first * inner
+            levels.insert(0, (count, step, inner))
+            inner = inner * space.taps
+        levels = [level for level in levels if level[0] != 1] or [(1, 0, 0)]
+        to, c_step = (self.out, self.at(conv.out_address, here)), self.pixels(conv.out_address)
+        if sums is not None:
+            width = self.strip_pixels() if self.by_columns else self.column.extent
+            to = sums, (line * width + at - x) * nr
+            c_step = Pixels(nr, width * nr)
+        a_step = Pixels(source.positions[-1], source.positions[-2])
+        vectors = math.ceil(live / self.width)
+        return names.around(window_tile(
+            to, (source.buffer, names("a", a)), (b[0], names("weights", first_b)), levels, live,
+            c_step, a_step, height, across, vectors * self.width,
+            finish=None if self.after is None else self.after.finish,
+            operands=self.operands(here)))
+
+    def pixel(self, values: Values, y: Index, x: Index) -> dict[Var, Index]:
+        """The values of all axes at a pixel."""
+        here = dict(values)
+        for space, at in ((self.row, y), (self.column, x)):
+            if space.position is not None:
+                here[space.position.var] = at
+        return here
+
+    def epilogue(self, sums: Buffer | None, values: Values, y: Index, rows: Index, x: Index,
+                 end_tile: Index, live: int) -> Stmt | None:
+        """Store what the body makes of the sums of a strip, where that is much work."""
+        conv, nr = self.conv, self.nr
+        if self.is_plain or self.after is not None:
+            return None
+        line, column, j = self.var("line", self.strip), self.var("column"), self.var("j", nr)
+        here = self.pixel(values, y + line, x + column)
+        width = self.strip_pixels() if self.by_columns else self.column.extent
+        at: Index = self.at(conv.out_address, here) + j
+        total = Load(self.wide, self.out, (at,)) if sums is None else Load(
+            self.wide, sums, ((line * width + column) * nr + j,))
+        here[conv.outputs.var] = values[conv.outputs.var] + j
+        value = cast(self.on_buffers(conv.body, here, total), self.out.dtype)
+        end = minimum(self.column.extent, self.tile_start(end_tile)) - x
+        return For(line, 0, rows, For(column, 0, end, For(
+            j, 0, live, Store(self.out, at, value), "vector")))

@@ -1,0 +1,90 @@
+"""The tile intrinsic of convolutions: sums under a window for a block of pixels, and what follows.
+
+| intrinsic | places | sizes | constants |
+|---|---|---|---|
+| `window_tile` | C, A, B, operands... | columns, levels..., pixels... | down, across, nr, ... |
+
+The block is `down` rows of `across` pixels by `nr` columns (channels). The loops over the window
+are `levels`: so many steps, each so far in A and in B, the innermost last. A pixel of A is one
+number a step, the same for all columns; with `lanewise` it is a number for each column, as in
+convolutions that keep channels apart. `finish` is an expression over the sum and over operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from terrazzo.index import Index, Var
+from terrazzo.loop.ir import Buffer, For, Stmt, Store, Tile, TileIntrinsic, block
+from terrazzo.scalar import Const, Load, Scalar, cast, rewrite
+
+Place = tuple[Buffer, Index]
+Level = tuple[Index, Index, Index]  # steps; how far a step goes in A, and in B
+
+
+@dataclass(frozen=True, eq=False)
+class Finish:
+    """What is stored instead of a sum: `value`, where loads of these stand for the real ones."""
+
+    value: Scalar
+    total: Load
+    operands: tuple[Load, ...]
+    along: tuple[int, ...]  # 1 where an operand has an element for each column, else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """How far apart pixels lie in one place: next to each other, and in the next row."""
+
+    across: Index
+    down: Index
+
+
+def _meaning(places: Sequence[Place], sizes: Sequence[Index], *, down: int, across: int, nr: int,
+             levels: int, accumulate: bool, lanewise: bool, finish: Finish | None) -> Stmt:
+    (c, c_at), (a, a_at), (b, b_at), *operands = places
+    columns, *rest = sizes
+    loops = [(rest[i], rest[i + 1], rest[i + 2]) for i in range(0, 3 * levels, 3)]
+    steps = rest[3 * levels:]
+    y, x, j = (Var(name, 0, size - 1) for name, size in (("ty", down), ("tx", across), ("tj", nr)))
+
+    def pixel(which: int) -> Index:
+        return x * steps[2 * which] + y * steps[2 * which + 1]
+
+    here = c_at + pixel(0) + j
+
+    def each(store: Stmt) -> Stmt:
+        return For(y, 0, down, For(x, 0, across, For(j, 0, columns, store, "vector")))
+
+    left, right = a_at + pixel(1), b_at + j
+    taps = [Var(f"tk{i}", 0) for i in range(levels)]
+    for tap, (_, a_step, b_step) in zip(taps, loops, strict=True):
+        left, right = left + tap * a_step, right + tap * b_step
+    product = cast(a[left + j if lanewise else left], c.dtype) * cast(b[right], c.dtype)
+    update = each(Store(c, here, product, "add"))
+    for tap, (count, _, _) in zip(reversed(taps), reversed(loops), strict=True):
+        update = For(tap, 0, count, update)
+    code = [None if accumulate else each(Store(c, here, Const(c.dtype, 0))), update]
+    if finish is not None:
+        table: dict[int, Scalar] = {id(finish.total): c[here]}
+        for i, (load, along, (buffer, at)) in enumerate(zip(
+                finish.operands, finish.along, operands, strict=True)):
+            table[id(load)] = buffer[at + pixel(i + 2) + along * j]
+        code.append(each(Store(c, here, rewrite(finish.value, lambda n: table.get(id(n))))))
+    return block(*code)
+
+
+WINDOW_TILE = TileIntrinsic("window_tile", _meaning)
+
+
+def window_tile(c: Place, a: Place, b: Place, levels: Sequence[Level], columns: Index,
+                c_step: Pixels, a_step: Pixels, down: int, across: int, nr: int, *,
+                accumulate: bool = False, lanewise: bool = False, finish: Finish | None = None,
+                operands: Sequence[tuple[Place, Pixels]] = ()) -> Stmt:
+    """`C[pixel, j] (+)= sum over the window of A[pixel, tap] * B[tap, j]`, then `finish` of it."""
+    steps = [n for p in (c_step, a_step, *(p for _, p in operands)) for n in (p.across, p.down)]
+    return Tile(WINDOW_TILE, (c, a, b, *(place for place, _ in operands)),
+                (columns, *(n for level in levels for n in level), *steps),
+                {"down": down, "across": across, "nr": nr, "levels": len(levels),
+                 "accumulate": accumulate, "lanewise": lanewise, "finish": finish})

@@ -1,0 +1,275 @@
+"""Convolutions: the primitive `convolve`, channels last, and layers as torch and ONNX lay them out.
+
+A pixel's channels are neighbours in memory here, so a row of a window is one run of numbers. The
+layers permute on their way in and out; between layers the permutations cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, promote
+from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
+from terrazzo.expr.ir import Tensor, compute, reduce_axis
+from terrazzo.graph.ir import Node, TensorType, Value
+from terrazzo.index import Index, proves_eq, proves_le
+from terrazzo.ops.arrange import flip
+from terrazzo.ops.define import operator, primitive
+from terrazzo.ops.reduce import in_shape
+from terrazzo.ops.shape import permute_dims, place
+from terrazzo.scalar import Const, Scalar, as_scalar, call
+from terrazzo.scalar import cast as cast_scalar
+from terrazzo.scalar import reduce as reduce_scalar
+from terrazzo.scalar import where as where_scalar
+
+Pads = tuple[tuple[Index, Index], ...]
+
+
+# ---------------------------------------------------------------- the primitive
+def _convolve_type(x: TensorType, w: TensorType, *, strides: tuple[int, ...], padding: Pads,
+                   dilation: tuple[int, ...], groups: int) -> TensorType:
+    rank = len(x.shape) - 2
+    if rank < 1 or len(w.shape) != len(x.shape):
+        raise RankError(f"convolve needs x [batch, *sizes, channels] and w [*sizes, channels / "
+                        f"groups, outputs], got {x} and {w}", where=user_location())
+    if not len(strides) == len(padding) == len(dilation) == rank:
+        raise ArgumentError(f"convolve over {rank} axes needs {rank} strides, paddings and "
+                            "dilations", where=user_location())
+    if min(*strides, *dilation, groups) < 1:
+        raise ArgumentError("strides, dilations and groups of a convolution are at least 1",
+                            where=user_location())
+    channels, outputs = x.shape[-1], w.shape[-1]
+    if not proves_eq(w.shape[-2] * groups, channels):
+        raise ShapeError(f"a convolution in {groups} groups of {channels} channels needs weights "
+                         f"of {channels // groups} channels, not {w.shape[-2]}",
+                         where=user_location())
+    if not proves_eq(outputs // groups * groups, outputs):
+        raise ShapeError(f"{outputs} outputs of a convolution do not divide into {groups} groups",
+                         where=user_location())
+    dtype = promote(x.dtype, w.dtype)
+    if dtype.is_bool or dtype.is_complex:
+        raise DTypeError(f"convolve takes real numbers, not {dtype.name}", where=user_location())
+    sizes = [_output_size(*sizes) for sizes in zip(
+        x.shape[1:-1], w.shape[:-2], strides, padding, dilation, strict=True)]
+    return TensorType((x.shape[0], *sizes, outputs), dtype)
+
+
+def _output_size(size: Index, window: Index, stride: int, pads: tuple[Index, Index],
+                 dilation: int) -> Index:
+    room = size + pads[0] + pads[1] - (window - 1) * dilation - 1
+    if proves_le(room, -1) or proves_le(window, 0):
+        raise ShapeError(
+            f"a window of {window} with dilation {dilation} does not fit in {size} elements with "
+            f"{pads[0]} and {pads[1]} of padding", where=user_location(),
+            hint="pad more, or make the window smaller")
+    return room // stride + 1
+
+
+def _convolve_numpy(x: np.ndarray, w: np.ndarray, out: TensorType, *, strides: tuple[int, ...],
+                    padding: Pads, dilation: tuple[int, ...], groups: int) -> np.ndarray:
+    """One matrix product for each element of the window."""
+    wide = out.dtype.compute.np
+    rank = len(strides)
+    known: Any = padding
+    around = [(0, 0), *((max(lo, 0), max(hi, 0)) for lo, hi in known), (0, 0)]
+    x = np.pad(x.astype(wide), around)
+    w = w.astype(wide)
+    shape: Any = out.shape
+    batch, *sizes, outputs = shape
+    x = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    w = w.reshape(*w.shape[:-1], groups, outputs // groups)
+    total = np.zeros((batch, *sizes, groups, outputs // groups), wide)
+    for tap in np.ndindex(*w.shape[:rank]):
+        at = [t * d + max(-lo, 0) for t, d, (lo, _) in zip(tap, dilation, known, strict=True)]
+        window = x[(slice(None), *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(
+            at, sizes, strides, strict=True)))]
+        weight = w[tap]
+        if weight.shape[0] == 1:
+            total += window * weight[0]
+        elif groups == 1:
+            total[..., 0, :] += window[..., 0, :] @ weight[:, 0]
+        else:
+            total += (window[..., None, :] @ np.moveaxis(weight, 1, 0))[..., 0, :]
+    return total.reshape(batch, *sizes, outputs).astype(out.dtype.np)
+
+
+def _convolve_grad(node: Node, g: Value) -> list[Value | None]:
+    x, w = node.inputs
+    assert x is not None and w is not None
+    attrs = node.attrs
+    strides, dilation, groups = attrs["strides"], attrs["dilation"], attrs["groups"]
+    return [_grad_of_input(g, x, w, strides, attrs["padding"], dilation, groups),
+            _grad_of_weight(g, x, w, strides, attrs["padding"], dilation, groups)]
+
+
+def _grad_of_input(g: Value, x: Value, w: Value, strides: tuple[int, ...], padding: Pads,
+                   dilation: tuple[int, ...], groups: int) -> Value:
+    """The gradient, spread out by the strides, under the window turned around."""
+    spread = _spread(g, strides)
+    pads = []
+    for size, wide, window, step, (lo, _) in zip(
+            x.shape[1:-1], spread.shape[1:-1], w.shape[:-2], dilation, padding, strict=True):
+        pads.append(((window - 1) * step - lo, size - wide + lo))
+    return convolve(spread, _turned(w, groups), strides=(1,) * len(strides), padding=tuple(pads),
+                    dilation=dilation, groups=groups)
+
+
+def _grad_of_weight(g: Value, x: Value, w: Value, strides: tuple[int, ...], padding: Pads,
+                    dilation: tuple[int, ...], groups: int) -> Value:
+    """The input under the gradient as a window: channels and batch trade places."""
+    rank = len(strides)
+    space = tuple(range(1, rank + 1))
+    within = w.shape[-2]
+    split = in_shape(x, (*x.shape[:-1], groups, within))
+    images = permute_dims(split, axes=(rank + 2, *space, rank + 1, 0))
+    images = in_shape(images, (within, *x.shape[1:-1], x.shape[0] * groups))
+    window = permute_dims(g, axes=(*space, 0, rank + 1))
+    pads = tuple((lo, (taps - 1) * d + (n - 1) * s + 1 - size - lo)
+                 for (lo, _), taps, d, n, s, size in zip(
+                     padding, w.shape[:-2], dilation, g.shape[1:-1], strides, x.shape[1:-1],
+                     strict=True))
+    found = convolve(images, window, strides=dilation, padding=pads, dilation=strides,
+                     groups=groups)
+    return permute_dims(found, axes=(*space, 0, rank + 1))
+
+
+def _spread(x: Value, strides: Sequence[int]) -> Value:
+    """x with `stride - 1` zeros between neighbours."""
+    if all(s == 1 for s in strides):
+        return x
+    sizes = [(n - 1) * s + 1 for n, s in zip(x.shape[1:-1], strides, strict=True)]
+    return place(x, shape=(x.shape[0], *sizes, x.shape[-1]), starts=(0,) * x.ndim,
+                 steps=(1, *strides, 1))
+
+
+def _turned(w: Value, groups: int) -> Value:
+    """Weights for the way back: windows turned around, inputs and outputs exchanged."""
+    rank = w.ndim - 2
+    within, outputs = w.shape[-2:]
+    turned = flip(w, axis=tuple(range(rank)))
+    if groups > 1:
+        turned = in_shape(turned, (*w.shape[:rank], within, groups, outputs // groups))
+        turned = permute_dims(turned, axes=(*range(rank), rank + 2, rank + 1, rank))
+        return in_shape(turned, (*w.shape[:rank], outputs // groups, groups * within))
+    return permute_dims(turned, axes=(*range(rank), rank + 1, rank))
+
+
+@primitive(family="conv", kind="contract", infer=_convolve_type, reference=_convolve_numpy,
+           grad=_convolve_grad)
+def convolve(x: Any, w: Any, *, strides: tuple[int, ...], padding: Pads,
+             dilation: tuple[int, ...], groups: int = 1, out: TensorType) -> Tensor:
+    """sums of products under a moving window, channels last: x [N, *S, C], w [*K, C/groups, O]
+
+    `padding` is (before, after) of each axis, in zeros; a negative one leaves elements out. Half
+    floats accumulate in float32.
+    """
+    wide: DType = out.dtype.compute
+    within, share = w.shape[-2], out.shape[-1] // groups
+    # Axes of one step are no axes: a window of 1 is a matrix product like any other.
+    taps = [None if n == 1 else reduce_axis(n, f"k{d}") for d, n in enumerate(w.shape[:-2])]
+    channel = None if within == 1 and any(taps) else reduce_axis(within, "c")
+    at_tap: list[Index] = [0 if t is None else t.var for t in taps]
+    at_channel: Index = 0 if channel is None else channel.var
+
+    def element(n: Index, *rest: Index) -> Scalar:
+        *place, output = rest
+        tests: list[Scalar] = []
+        where: list[Index] = []
+        for d, (o, k) in enumerate(zip(place, at_tap, strict=True)):
+            at = o * strides[d] + k * dilation[d] - padding[d][0]
+            where.append(at)
+            if not proves_le(padding[d][0], 0):
+                tests.append(call("ge", as_scalar(at), 0))
+            if not proves_le(padding[d][1], 0):
+                tests.append(call("lt", as_scalar(at), as_scalar(x.shape[d + 1])))
+        source = at_channel if groups == 1 else output // share * within + at_channel
+        left: Scalar = x[(n, *where, source)]
+        if tests:
+            inside = tests[0]
+            for test in tests[1:]:
+                inside = call("and", inside, test)
+            left = where_scalar(inside, left, Const(x.dtype, 0))
+        right = w[(*at_tap, at_channel, output)]
+        axes = tuple(a for a in (*taps, channel) if a is not None)
+        product = cast_scalar(left, wide) * cast_scalar(right, wide)
+        return cast_scalar(reduce_scalar("add", product, axes), out.dtype)
+
+    return compute(out.shape, element, origin="convolve")
+
+
+# ---------------------------------------------------------------- layers
+def _each(value: Any, rank: int, name: str) -> tuple[int, ...]:
+    """A number for each axis, from one number or several."""
+    given = (value,) * rank if isinstance(value, int) else tuple(value)
+    if len(given) != rank:
+        raise ArgumentError(f"{name} {value!r} of a convolution over {rank} axes must be a number "
+                            f"or {rank} numbers", where=user_location())
+    return given
+
+
+def _pads(padding: Any, rank: int) -> Pads:
+    """(before, after) of each axis, from a number, one number an axis, or such pairs."""
+    given = (padding,) * rank if isinstance(padding, int) else tuple(padding)
+    pairs = tuple((p, p) if isinstance(p, int) else tuple(p) for p in given)
+    if len(pairs) != rank or any(len(p) != 2 or min(p) < 0 for p in pairs):
+        raise ArgumentError(
+            f"padding {padding!r} of a convolution over {rank} axes must be a number, {rank} "
+            "numbers, or as many pairs (before, after), none of them negative",
+            where=user_location())
+    return pairs
+
+
+def _require_layer(name: str, x: Value, w: Value, layout: str) -> int:
+    rank = x.ndim - 2
+    if rank < 1 or w.ndim != x.ndim:
+        raise RankError(f"{name} needs x [batch, channels, *sizes] and a weight {layout}, got "
+                        f"{x.type} and {w.type}", where=user_location(),
+                        hint="add a batch axis with tz.expand_dims if x has none")
+    return rank
+
+
+def _channels_last(x: Value) -> Value:
+    return permute_dims(x, axes=(0, *range(2, x.ndim), 1))
+
+
+def _channels_first(x: Value) -> Value:
+    return permute_dims(x, axes=(0, x.ndim - 1, *range(1, x.ndim - 1)))
+
+
+@operator(family="conv")
+def conv(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, padding: Any = 0,
+         dilation: Any = 1, groups: int = 1) -> Any:
+    """a layer of convolutions: x [N, C, *S], weight [O, C/groups, *K]; any number of axes
+
+    `padding` is a number, one an axis, or pairs (before, after), in zeros.
+    """
+    rank = _require_layer("conv", x, weight, "[outputs, channels / groups, *sizes]")
+    result = convolve(_channels_last(x), permute_dims(weight, axes=(*range(2, rank + 2), 1, 0)),
+                      strides=_each(strides, rank, "strides"), padding=_pads(padding, rank),
+                      dilation=_each(dilation, rank, "dilation"), groups=groups)
+    return _channels_first(result if bias is None else result + bias)
+
+
+@operator(family="conv")
+def conv_transpose(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, padding: Any = 0,
+                   output_padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
+    """what turns a convolution's gradient back: x [N, C, *S], weight [C, O/groups, *K]"""
+    rank = _require_layer("conv_transpose", x, weight, "[channels, outputs / groups, *sizes]")
+    steps, gaps = _each(strides, rank, "strides"), _each(dilation, rank, "dilation")
+    extra, pads = _each(output_padding, rank, "output_padding"), _pads(padding, rank)
+    channels, share = weight.shape[:2]
+    taps, space = weight.shape[2:], tuple(range(rank))
+    if not proves_eq(channels // groups * groups, channels):
+        raise ShapeError(f"{channels} channels do not divide into {groups} groups",
+                         where=user_location())
+    split = in_shape(weight, (groups, channels // groups, share, *taps))
+    moved = permute_dims(split, axes=(*(d + 3 for d in space), 1, 0, 2))
+    window = flip(in_shape(moved, (*taps, channels // groups, groups * share)), axis=space)
+    around = tuple(((n - 1) * d - lo, (n - 1) * d - hi + more) for n, d, (lo, hi), more in zip(
+        taps, gaps, pads, extra, strict=True))
+    result = convolve(_spread(_channels_last(x), steps), window, strides=(1,) * rank,
+                      padding=around, dilation=gaps, groups=groups)
+    return _channels_first(result if bias is None else result + bias)

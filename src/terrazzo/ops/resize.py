@@ -1,0 +1,298 @@
+"""Resizing by interpolation, in all the ways that ONNX's Resize can say.
+
+Interpolation works on one axis after the other: every element of the result is a weighted sum of a
+few elements ("taps") along the axis. Sizes are known when a graph is made, so taps and weights are
+computed here in float64 and become constants; a graph holds takes, products and sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import float64
+from terrazzo.errors import ArgumentError, ShapeError, user_location
+from terrazzo.graph.ir import Value, constant
+from terrazzo.index import Index
+from terrazzo.ops.arrange import repeat
+from terrazzo.ops.define import operator
+from terrazzo.ops.elementwise import maximum, minimum, where
+from terrazzo.ops.elementwise import round as round_even
+from terrazzo.ops.indexing import take_at
+from terrazzo.ops.reduce import in_type, sum_, widened
+from terrazzo.ops.shape import span
+from terrazzo.shapes import dims_text, normalize_axis
+
+SPELLED_OUT = 8  # taps that are added one by one; more are a reduction
+
+
+# ---------------------------------------------------------------- coordinates
+@dataclass(frozen=True)
+class _Axis:
+    """One axis to resize: sizes before and after, their ratio as it was given, and the region."""
+
+    size: int
+    result: int
+    scale: float
+    roi: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def ideal(self) -> float:
+        """The size the result would have if sizes were not whole."""
+        return self.scale * self.size
+
+
+def _half_pixel(axis: _Axis, y: np.ndarray) -> np.ndarray:
+    return (y + 0.5) / axis.scale - 0.5
+
+
+def _half_pixel_symmetric(axis: _Axis, y: np.ndarray) -> np.ndarray:
+    """The middle of the input is the middle of the result."""
+    return axis.size / 2 * (1 - axis.result / axis.ideal) + (y + 0.5) / axis.scale - 0.5
+
+
+def _pytorch_half_pixel(axis: _Axis, y: np.ndarray) -> np.ndarray:
+    return _half_pixel(axis, y) if axis.ideal != 1 else np.full(len(y), -0.5)
+
+
+def _align_corners(axis: _Axis, y: np.ndarray) -> np.ndarray:
+    return y * (axis.size - 1) / (axis.ideal - 1) if axis.ideal != 1 else np.zeros(len(y))
+
+
+def _crop(axis: _Axis, y: np.ndarray) -> np.ndarray:
+    start, end = map(np.float32, axis.roi)  # the type that models hold regions in
+    steps, ideal = (y, axis.ideal - 1) if axis.ideal != 1 else (np.full(len(y), 0.5), 1)
+    return steps * (end - start) * (axis.size - 1) / ideal + start * (axis.size - 1)
+
+
+# Each in the order of arithmetic that ONNX writes, as a place that falls on an element must do so.
+_COORDINATES: dict[str, Callable[[_Axis, np.ndarray], np.ndarray]] = {
+    "half_pixel": _half_pixel,
+    "half_pixel_symmetric": _half_pixel_symmetric,
+    "pytorch_half_pixel": _pytorch_half_pixel,
+    "align_corners": _align_corners,
+    "asymmetric": lambda axis, y: y / axis.scale,
+    "tf_crop_and_resize": _crop,
+}
+
+
+# ---------------------------------------------------------------- weights
+# A weight rule gets how far right of its left neighbour each place lies, in (0, 1], and answers
+# with weights of the neighbours: as many to the left as to the right.
+_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda ratio: ratio > 0.5,
+    "round_prefer_ceil": lambda ratio: ratio >= 0.5,
+    "floor": lambda ratio: ratio == 1,
+    "ceil": lambda ratio: ratio > 0,
+}
+
+
+def _nearest_weights(ratio: np.ndarray, nearest_mode: str) -> np.ndarray:
+    right = _NEAREST[nearest_mode](ratio)
+    return np.stack([~right, right], axis=1).astype(np.float64)
+
+
+def _hat(x: np.ndarray) -> np.ndarray:
+    return np.clip(1 - np.abs(x), 0, 1)
+
+
+def _keys(x: np.ndarray, a: float) -> np.ndarray:
+    """The cubic convolution kernel of Keys (1981)."""
+    x = np.abs(x)
+    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+def _filtered(ratio: np.ndarray, kernel: Callable[[np.ndarray], np.ndarray], reach: int,
+              scale: float) -> np.ndarray:
+    """Weights of a kernel of some reach, made wider by 1 / scale."""
+    first = math.floor(-reach / scale) + 1
+    offsets = np.arange(first, 2 - first)
+    return kernel((offsets[None] - ratio[:, None]) * scale)
+
+
+def _taps(axis: _Axis, *, mode: str, coordinate_transformation_mode: str, nearest_mode: str,
+          cubic_coeff_a: float, exclude_outside: bool, antialias: bool
+          ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Which elements make up each result, their weights, and where none do."""
+    places = _COORDINATES[coordinate_transformation_mode](
+        axis, np.arange(axis.result, dtype=np.float64))
+    outside = None
+    if coordinate_transformation_mode == "tf_crop_and_resize":
+        outside = (places < 0) | (places > axis.size - 1)
+    left = np.ceil(places).astype(np.int64) - 1
+    ratio = places - left
+    if mode == "nearest":
+        weights = _nearest_weights(ratio, nearest_mode)
+    else:
+        scale = min(axis.scale, 1.0) if antialias else 1.0
+        kernel, reach = (_hat, 1) if mode == "linear" else (
+            lambda x: _keys(x, cubic_coeff_a), 2)
+        weights = _filtered(ratio, kernel, reach, scale)
+        if antialias:
+            weights = weights / weights.sum(axis=1, keepdims=True)
+    count = weights.shape[1]
+    indices = left[:, None] + np.arange(count)[None] - (count // 2 - 1)
+    if exclude_outside:
+        weights = np.where((indices < 0) | (indices >= axis.size), 0.0, weights)
+        total = weights.sum(axis=1, keepdims=True)
+        weights = weights / np.where(total == 0, 1.0, total)
+    return np.clip(indices, 0, axis.size - 1), weights, outside
+
+
+# ---------------------------------------------------------------- one axis of a tensor
+def _along(array: np.ndarray, rank: int, axis: int) -> np.ndarray:
+    return array.reshape(tuple(-1 if d == axis else 1 for d in range(rank)))
+
+
+def _choose(x: Value, places: np.ndarray, axis: int) -> Value:
+    """The slices of x at known places: a slice or copies where they are evenly spread."""
+    size, count = x.shape[axis], len(places)
+    if isinstance(size, int) and count % size == 0 and np.array_equal(
+            places, np.repeat(np.arange(size), count // size)):
+        return x if count == size else repeat(x, repeats=count // size, axis=axis)
+    steps = np.diff(places)
+    if count > 1 and steps[0] > 0 and np.all(steps == steps[0]):
+        step = int(steps[0])
+        return span(x, axis, int(places[0]), int(places[-1]) + 1, step)
+    return take_at(x, constant(places), axes=(axis,))
+
+
+def _interpolate(x: Value, axis: int, indices: np.ndarray, weights: np.ndarray) -> Value:
+    """Weighted sums of elements along an axis; taps without any weight are left out."""
+    used = np.any(weights != 0, axis=0)
+    indices, weights = indices[:, used], weights[:, used]
+    chosen = np.argmax(weights, axis=1)
+    if np.array_equal(np.max(weights, axis=1), np.ones(len(weights))) and np.all(
+            np.sum(weights != 0, axis=1) == 1):
+        return _choose(x, indices[np.arange(len(indices)), chosen], axis)
+    if indices.shape[1] <= SPELLED_OUT:
+        total: Any = None
+        for places, weight in zip(indices.T, weights.T):
+            term = _choose(x, places, axis) * constant(_along(weight, x.ndim, axis), x.dtype)
+            total = term if total is None else total + term
+        return total
+    taken = take_at(x, constant(indices), axes=(axis,))
+    wide = weights.reshape((*weights.shape, *(1,) * (x.ndim - axis - 1)))
+    return sum_(taken * constant(wide, x.dtype), axis=axis + 1)
+
+
+# ---------------------------------------------------------------- operators
+def resized(shape: Sequence[Index], *, sizes: Sequence[int] | None = None,
+            scales: Sequence[float] | None = None, axes: Sequence[int] | None = None,
+            keep_aspect_ratio_policy: str = "stretch"
+            ) -> tuple[tuple[Index, ...], tuple[float, ...]]:
+    """The sizes and scales of all axes that ONNX's Resize means by some of sizes or scales.
+
+    A policy of "not_larger" or "not_smaller" takes one scale for all axes, the smallest or the
+    largest that the sizes ask for.
+    """
+    rank = len(shape)
+    chosen = tuple(range(rank)) if axes is None else tuple(normalize_axis(a, rank) for a in axes)
+    given = sizes if sizes is not None else scales
+    if given is None or (sizes is not None and scales is not None) or len(given) != len(chosen):
+        raise ArgumentError(f"resize of {len(chosen)} axes needs as many sizes or scales (one of "
+                            f"the two), not sizes={sizes} and scales={scales}",
+                            where=user_location())
+    new, factors = list(shape), [1.0] * rank
+    for a, value in zip(chosen, given):
+        n = shape[a]
+        if not isinstance(n, int):
+            if value == (n if sizes is not None else 1):
+                continue
+            raise ShapeError(f"resize needs to know axis {a} of {dims_text(shape)}",
+                             where=user_location(), hint="leave it out of the axes")
+        factors[a] = value / max(n, 1) if sizes is not None else float(value)
+        new[a] = int(value) if sizes is not None else int(n * float(value))
+    if sizes is not None and keep_aspect_ratio_policy != "stretch":
+        pick = {"not_larger": min, "not_smaller": max}.get(keep_aspect_ratio_policy)
+        if pick is None:
+            raise ArgumentError(f"resize has no policy {keep_aspect_ratio_policy!r}",
+                                where=user_location(), hint="use stretch, not_larger, not_smaller")
+        scale = pick(factors[a] for a in chosen)
+        for a in chosen:
+            n = shape[a]
+            assert isinstance(n, int)
+            factors[a], new[a] = scale, int(scale * n + 0.5)
+    return tuple(new), tuple(factors)
+
+
+def _check_modes(mode: str, antialias: bool, **chosen: tuple[str, Mapping[str, Any]]) -> None:
+    known: dict[str, Any] = {"nearest": 0, "linear": 0, "cubic": 0}
+    for name, (value, table) in {"mode": (mode, known), **chosen}.items():
+        if value not in table:
+            raise ArgumentError(f"resize has no {name} {value!r}", where=user_location(),
+                                hint="use " + ", ".join(table))
+    if antialias and mode == "nearest":
+        raise ArgumentError("resize has no antialiasing for the nearest element",
+                            where=user_location(), hint="use mode linear or cubic")
+
+
+@operator(family="resize")
+def resize(x: Any, *, sizes: Any = None, scales: Any = None, axes: Any = None,
+           mode: str = "nearest", coordinate_transformation_mode: str = "half_pixel",
+           nearest_mode: str = "round_prefer_floor", cubic_coeff_a: float = -0.75,
+           exclude_outside: bool = False, antialias: bool = False, roi: Any = None,
+           extrapolation_value: float = 0.0, keep_aspect_ratio_policy: str = "stretch") -> Any:
+    """x with other sizes, by interpolation: nearest, linear or cubic; arguments are ONNX Resize's
+
+    `sizes`, `scales` and `roi` (starts, then ends) are for `axes`, or for all of them.
+    """
+    _check_modes(mode, antialias, nearest_mode=(nearest_mode, _NEAREST),
+                 coordinate_transformation_mode=(coordinate_transformation_mode, _COORDINATES))
+    rank = x.ndim
+    new, factors = resized(x.shape, sizes=sizes, scales=scales, axes=axes,
+                           keep_aspect_ratio_policy=keep_aspect_ratio_policy)
+    regions = _regions(roi, axes, rank)
+    y = x
+    if mode != "nearest":  # halves of integers are exact in float64 only
+        y = in_type(x, float64) if x.dtype.is_integer else widened(x)
+    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    for d in range(rank):
+        n, count = x.shape[d], new[d]
+        if not isinstance(n, int) or not isinstance(count, int) or (
+                factors[d] == 1 and n == count and (not crops or regions[d] == (0.0, 1.0))):
+            continue
+        if n == 0 or count < 0:
+            raise ShapeError(f"cannot resize axis {d} of {dims_text(x.shape)} to {count}",
+                             where=user_location())
+        indices, weights, outside = _taps(
+            _Axis(n, count, factors[d], regions[d]), mode=mode,
+            coordinate_transformation_mode=coordinate_transformation_mode,
+            nearest_mode=nearest_mode, cubic_coeff_a=cubic_coeff_a,
+            exclude_outside=exclude_outside, antialias=antialias)
+        y = _interpolate(y, d, indices, weights)
+        if outside is not None and outside.any():
+            y = where(constant(_along(outside, rank, d)), constant(extrapolation_value, y.dtype),
+                      y)
+    return _back(y, x)
+
+
+def _regions(roi: Any, axes: Any, rank: int) -> list[tuple[float, float]]:
+    regions = [(0.0, 1.0)] * rank
+    chosen = range(rank) if axes is None else [normalize_axis(a, rank) for a in axes]
+    if roi is not None:
+        bounds = [float(n) for n in roi]
+        for k, a in enumerate(chosen):
+            regions[a] = (bounds[k], bounds[len(chosen) + k])
+    return regions
+
+
+def _back(y: Value, source: Value) -> Value:
+    """A result in the type of its source; integers are rounded and clipped."""
+    dtype = source.dtype
+    if dtype.is_integer and not y.dtype.is_integer:
+        y = round_even(minimum(maximum(y, float(dtype.min)), float(dtype.max)))
+    return in_type(y, dtype)
+
+
+@operator(family="resize")
+def upsample(x: Any, *, scales: Any, mode: str = "nearest") -> Any:
+    """x with every axis larger by a factor: ONNX's Upsample"""
+    return resize(x, scales=tuple(scales), mode=mode, nearest_mode="floor",
+                  coordinate_transformation_mode="asymmetric")
