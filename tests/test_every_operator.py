@@ -159,6 +159,9 @@ MORE: dict[str, list[Case]] = {
     "linear_attention_steps": [case(*(
         single(inside(*s)) for s in ((2, 3, 4, 5), (2, 3, 2, 5), (2, 3, 2, 7), (2, 2, 5, 7),
                                      (2, 3, 2, 5))), given=("decay",), scale=0.5)],
+    "window_argmax": [case(given(np.arange(24.0).reshape(1, 4, 6, 1) % 7), given(
+        np.array([5.0, 6, 6, 4, 6, 6]).reshape(1, 2, 3, 1)), window=(2, 2), strides=(2, 2),
+        padding=((0, 0), (0, 0)), dilation=(1, 1))],
     "stop_gradient": [case(X)],
     "constant": [called(lambda op, x: x + np.arange(15, dtype=np.float32).reshape(3, 5), X)],
     "while_loop": [called(lambda op, x: tz.while_loop(
@@ -248,7 +251,10 @@ KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagona
                "swiglu", "gather_nd", "group_norm", "einsum", "scaled_dot_product_attention",
                "scatter_nd", "place", "nonzero", "constant", "lstm", "gru", "rnn",
                "recurrent_steps", "dft", "stft", "causal_conv_with_state", "linear_attention",
-               "tfidf_vectorizer", "non_max_suppression_padded", "select_boxes"}
+               "tfidf_vectorizer", "non_max_suppression_padded", "select_boxes", "max_pool",
+               "max_pool_indices", "average_pool", "lp_pool", "window_max", "window_sum",
+               "max_unpool", "resize", "upsample", "grid_sample", "affine_grid", "roi_align",
+               "max_roi_pool", "depth_to_space", "space_to_depth", "col2im", "deform_conv"}
 
 
 def symbolic_graph(name: str, arrays: Sequence[np.ndarray | None], row: Case) -> Graph:

@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "codegen": {"base", "loop", "expr", "chips"},
     "runtime": {"base", "loop", "expr", "codegen", "chips", "graph", "ops"},
     "frontends": {"base", "expr", "ops", "graph"},
-    "session": {"base", "ops", "graph", "runtime", "frontends", "compiler"},
+    "session": {"base", "ops", "graph", "chips", "runtime", "frontends", "compiler"},
     "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "frontends",
             "session"},
 }

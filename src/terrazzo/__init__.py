@@ -1,7 +1,7 @@
 """Terrazzo: write an operator once, run it fast on every chip."""
 
 from terrazzo import ops as _ops
-from terrazzo.api import bench, jit, load, op, verify
+from terrazzo.api import bench, compile, jit, load, op, verify
 from terrazzo.dtypes import (
     bfloat16,
     bool_,

@@ -19,6 +19,7 @@ import numpy as np
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,
+    CompileError,
     DeviceError,
     ShapeError,
     TerrazzoError,
@@ -529,6 +530,22 @@ def load(path: str | os.PathLike[str]) -> Executable:
     return Executable.load(path)
 
 
+def compile(model: Any) -> Executable:
+    """An ONNX model (a path, bytes or a ModelProto) as one executable, which can be saved."""
+    from terrazzo.session import Session
+
+    session = Session(model, reference=False)
+    if session.whole is None:
+        from terrazzo.session.report import placement
+
+        left = next((p for p in placement(session) if p.where != "compiled"), None)
+        raise CompileError("the model is not one executable: " + (
+            f"{left.node} runs {left.where}: {left.why}" if left is not None else
+            "its inputs are not tensors of known rank"),
+            hint="run it in a session (terrazzo.ort), which compiles the rest")
+    return session.whole.executable
+
+
 autodiff.install_compiler(jit)
-__all__ = ["Compiled", "ShapeError", "bench", "compiled", "jit", "load", "lower", "op", "pack",
-           "verify"]
+__all__ = ["Compiled", "ShapeError", "bench", "compile", "compiled", "jit", "load", "lower", "op",
+           "pack", "verify"]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import terrazzo
-from terrazzo import api, samples
+from terrazzo import api, cli_models, samples
 from terrazzo.chips.cpu import host
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArgumentError, TerrazzoError
@@ -116,8 +116,14 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------- commands
 @app.command()
-def info() -> None:
-    """Show version, chip, settings and the compile cache."""
+def info(model: Annotated[str, typer.Argument(
+             metavar="[MODEL]", help="An .onnx file: show what it is and what runs where.")] = "",
+         rewrites: Annotated[bool, typer.Option(
+             "--rewrites", help="List the rewrites that changed the graph.")] = False) -> None:
+    """Show version, chip, settings and cache; or, of a model, its inputs, work and placement."""
+    if model:
+        cli_models.info(model, rewrites)
+        return
     chip = host()
     table = Table(show_header=False, box=None)
     table.add_row("terrazzo", terrazzo.__version__)
@@ -198,17 +204,33 @@ def verify(target: Target,
 
 
 @app.command()
-def bench(target: Target, shape: Shapes, dtype: Types = "float32",
+def bench(target: Annotated[str, typer.Argument(
+              metavar="TARGET", help="An operator (file.py::name, or a built-in name), or an "
+                                     ".onnx model.")],
+          shape: Annotated[list[str] | None, typer.Option(
+              "--shape", "-s", help="Sizes of an operator's tensors, such as 8,16.")] = None,
+          dtype: Types = "float32",
           torch: Annotated[bool, typer.Option(help="Time torch as well, if installed.")] = True,
-          ) -> None:
-    """Time an operator beside numpy and torch, and against the machine's roofline."""
+          against: Annotated[str, typer.Option(
+              help="Engines to run a model in beside ours: ort, openvino, torch.")] = "ort",
+          size: cli_models.Sizes = None, threads: cli_models.Threads = 0) -> None:
+    """Time an operator beside numpy and torch, or a model beside other engines."""
     from terrazzo.benchmark import bench as measure
 
+    if cli_models.is_model(target):
+        cli_models.bench(target, [a for a in against.split(",") if a], size or [], threads)
+        return
+    if not shape:
+        raise ArgumentError("an operator is timed for some shape", hint="give --shape 1024,1024")
     function = find(target)
     result = measure(function, *tensors(function, shape, dtype), torch=torch)
     console.print(result)
     for note in result.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+app.command("run")(cli_models.run)
+app.command("compile")(cli_models.compile_model)
 
 
 @app.command()

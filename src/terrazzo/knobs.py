@@ -90,7 +90,7 @@ class Settings:
         default_text="$XDG_CACHE_HOME/terrazzo, or ~/.cache/terrazzo",
     )
     cache_limit_mb: int = _knob(
-        1024, "size the compile cache is trimmed to, oldest entries first", minimum=1
+        8192, "size the compile cache is trimmed to, oldest entries first", minimum=1
     )
     spin: int = _knob(
         20000, "turns an idle pool thread spins for new work before it sleeps", minimum=0

@@ -21,7 +21,7 @@ from terrazzo.errors import ArgumentError, ModelError, TerrazzoError, Unsupporte
 from terrazzo.frontends.onnx.types import code_of, dtype_of, type_text
 from terrazzo.runtime.profile import Recording
 from terrazzo.session import Session
-from terrazzo.session.session import Port
+from terrazzo.session.ports import Port
 from terrazzo.version import __version__
 
 Fail = TerrazzoError

@@ -102,6 +102,32 @@ ROWS: dict[str, list[Case]] = {
     # creation: the result does not depend on the values
     **{name: [case(X)] for name in ("zeros_like", "ones_like")},
     "full_like": [case(X, value=2.5)],
+    # pooling, resizing and sampling
+    **{name: [case(spread(2, 5, 6, 3), window=(3, 2), strides=(2, 1), padding=((1, 1), (0, 1)),
+                   dilation=(1, 2))] for name in ("window_max", "window_sum")},
+    **{name: [case(spread(2, 3, 7), window=3), case(spread(1, 2, 5, 6), window=(3, 2), strides=2,
+                                                    padding=1)]
+       for name in ("max_pool", "max_pool_indices", "average_pool")},
+    "lp_pool": [case(spread(1, 2, 5, 6), window=2, p=2)],
+    **{name: [case(spread(2, 3, 4)), case(spread(1, 2, 3, 2))] for name in (
+        "global_average_pool", "global_max_pool", "global_lp_pool")},
+    "max_unpool": [case(spread(1, 1, 2, 2), given([[[[5, 7], [13, 15]]]]),
+                        output_shape=(1, 1, 4, 4))],
+    "resize": [case(spread(1, 2, 3, 4), sizes=(1, 2, 5, 3), mode=mode)
+               for mode in ("nearest", "linear", "cubic")],
+    "upsample": [case(spread(1, 2, 2, 3), scales=(1, 1, 2, 2))],
+    "grid_sample": [case(spread(1, 2, 3, 4), inside(1, 2, 3, 2)),
+                    case(spread(1, 2, 3, 4), inside(1, 2, 2, 2), padding_mode="border")],
+    "affine_grid": [case(spread(2, 2, 3), size=(2, 1, 3, 2))],
+    "roi_align": [case(spread(1, 2, 4, 5), given([[0.3, 0.4, 2.8, 3.1]]), given([0]),
+                       output_height=2, output_width=2, sampling_ratio=2)],
+    "max_roi_pool": [case(spread(1, 2, 4, 5), given(np.array([[0, 0, 1, 3, 3]])),
+                          pooled_shape=(2, 2))],
+    "depth_to_space": [case(spread(1, 8, 2, 3), blocksize=2)],
+    "space_to_depth": [case(spread(1, 2, 4, 6), blocksize=2)],
+    "col2im": [case(spread(1, 8, 6), image_shape=(3, 4), block_shape=(2, 2))],
+    "lrn": [case(spread(1, 4, 3), size=3)],
+    "deform_conv": [case(spread(1, 2, 3, 4), spread(2, 2, 2, 2), inside(1, 8, 2, 3))],
     # signals and sequences
     "dft": [case(spread(3, 4, 1)), case(spread(3, 6, 2), axis=0, inverse=True),
             case(spread(2, 4, 2), inverse=True, onesided=True), case(spread(7, 1), onesided=True)],

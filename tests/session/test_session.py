@@ -56,7 +56,7 @@ def test_symbolic_sizes_need_one_compilation(rng: np.random.Generator) -> None:
         x = rng.standard_normal((n, 8), np.float32)
         np.testing.assert_allclose(session.run({"x": x})[0], reference.run(None, {"x": x})[0],
                                    rtol=1e-5, atol=1e-5)
-    assert session.whole is not None and session.whole.dims
+    assert session.whole is not None and session.whole.executable.dims
 
 
 def test_a_model_is_found_in_the_cache(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,

@@ -37,6 +37,9 @@ from terrazzo.scalar import Const, Load, Scalar, as_scalar, call, cast
 
 Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, and how many
 
+_PANEL_SHARE = 0.5  # of the second-level cache, for a panel of weights that stays there
+_CHUNK_SHARE = 0.75  # of the first-level cache, for a chunk of a panel
+_DEEP = 512  # steps of k from which on chunks may pay
 _STRIP_SHARE = 0.3  # of the second-level cache, for the rows of a task
 _TASKS_PER_CORE = 4
 _TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
@@ -74,45 +77,56 @@ class _Shape:
     down: int
     across: int  # of the larger tiles; the others have one pixel less
     vectors: int
+    chunk: int = 0  # steps of k at a time, for all pixels; 0 is all steps, for one tile
 
 
-def _cycles(pixels: int, vectors: int) -> float:
+def _cycles(pixels: int, vectors: int, chunk: int) -> float:
     """Cycles that one step of k takes: multiplications, loads, or waiting for the last sum.
 
-    Measured on AVX-512: loads and requests for memory take .87 of a cycle each, and tiles of two
-    vectors or less have to ask ahead.
+    Measured on AVX-512: loads and requests for memory take .87 of a cycle each; tiles of two
+    vectors or less have to ask ahead; and a line of weights comes from the second-level cache in
+    2.5 cycles. Weights in chunks lie in the first-level cache, but sums come and go with each.
     """
-    loads = pixels + vectors * (2 if vectors <= 2 else 1)
-    return max(pixels * vectors / 2, 0.87 * loads, 4.0)
+    products, loads = pixels * vectors / 2, pixels + vectors
+    if chunk:
+        return max(products, 0.87 * loads, 4.0) + (3.5 * products + 20) / chunk
+    return max(products, 0.87 * (loads + (vectors if vectors <= 2 else 0)), 2.5 * vectors, 4.0)
 
 
-def _choose(width: Index, height: Index, outputs: int, lanes: int, registers: int) -> _Shape:
+def _choose(width: Index, height: Index, outputs: int, depth: int, run: int, chip: ChipSpec,
+            item: int) -> _Shape:
     """The tile that takes the fewest cycles for all pixels and channels."""
     best: tuple[float, _Shape] | None = None
-    panels_of = math.ceil(outputs / lanes)
-    for vectors in range(1, min(_MOST_VECTORS, panels_of) + 1):
+    lanes, registers = chip.lanes(8 * item), 32 if chip.vector_registers >= 32 else 16
+    whole = math.ceil(outputs / lanes)
+    tall = height if isinstance(height, int) else 1
+    for vectors in range(1, min(_MOST_VECTORS, whole) + 1):
         most = (registers - vectors - 1) // vectors
-        options: list[tuple[float, int, int]] = []  # cycles a row, rows and pixels of a tile
+        full, rest = divmod(whole, vectors)
+        line = vectors * lanes * item
+        fits = depth * line <= max(_PANEL_SHARE * chip.l2_bytes, 1 << 16)
+        steps = max(16, int(_CHUNK_SHARE * chip.l1_bytes) // line)
+        even = math.ceil(run / math.ceil(run / steps))
+        for chunk in (0, even) if depth >= _DEEP and fits else (0,) if depth < _DEEP else (even,):
+            def cycles(pixels: int, vectors: int = vectors, full: int = full, rest: int = rest,
+                       chunk: int = chunk) -> float:
+                left = _cycles(pixels, rest, chunk) if rest else 0
+                return full * _cycles(pixels, vectors, chunk) + left
 
-        def cycles(pixels: int, vectors: int = vectors) -> float:
-            full, rest = divmod(panels_of, vectors)
-            return full * _cycles(pixels, vectors) + (_cycles(pixels, rest) if rest else 0)
-
-        if not isinstance(width, int):
-            options.append((cycles(most) / most, 1, most))
-        else:
-            tiles = math.ceil(width / most)
-            small, extra = divmod(width, tiles)
-            options.append(((extra * cycles(small + 1) + (tiles - extra) * cycles(small)), 1,
-                            math.ceil(width / tiles)))
-            tall = height if isinstance(height, int) else 1
-            for down in range(2, min(most // width, tall) + 1):
-                rest = tall % down
-                total = tall // down * cycles(down * width) + rest * cycles(width)
-                options.append((total / tall, down, width))
-        for price, down, across in options:
-            if best is None or price < best[0] * 0.999:
-                best = price, _Shape(down, across, vectors)
+            options: list[tuple[float, int, int]] = []  # cycles a row, rows and pixels of a tile
+            if isinstance(width, int):
+                tiles = math.ceil(width / most)
+                small, extra = divmod(width, tiles)
+                each = extra * cycles(small + 1) + (tiles - extra) * cycles(small)
+                options.append((each, 1, math.ceil(width / tiles)))
+                for down in range(2, min(most // width, tall) + 1):
+                    total = tall // down * cycles(down * width) + tall % down * cycles(width)
+                    options.append((total / tall, down, width))
+            else:
+                options.append((cycles(most) / most, 1, most))
+            for price, down, across in options:
+                if best is None or price < best[0] * 0.999:
+                    best = price, _Shape(down, across, vectors, chunk)
     assert best is not None
     return best[1]
 
@@ -128,6 +142,27 @@ class _Source:
     channel: Index
 
 
+@dataclass(frozen=True, eq=False)
+class _Strip:
+    """The pixels of a task under one panel."""
+
+    weights: Place
+    source: _Source
+    values: Values  # of the axes other than rows and columns, at the first output
+    outer: Taps  # of the axes other than rows and columns
+    y: Index
+    rows: Index
+    x: Index
+    first_tile: Index
+    tiles: Index
+    live: int  # outputs of the panel
+    sums: Buffer | None  # where sums are kept, if not in the output
+
+    @property
+    def end_tile(self) -> Index:
+        return self.first_tile + self.tiles
+
+
 class _Dense(ConvKernel):
     """One convolution in the making, of any number of groups."""
 
@@ -141,14 +176,19 @@ class _Dense(ConvKernel):
         share = conv.share
         assert isinstance(share, int)
         self.share: int = share
-        registers = 32 if chip.vector_registers >= 32 else 16
-        self.shape = _choose(self.column.extent, self.row.extent, share, self.lanes, registers)
+        self.depth = conv.channels * math.prod(s.taps for s in self.spaces)
+        self.plan_copy()
+        # Channels of neighbouring taps are one run of numbers, where nothing lies between them.
+        self.is_run = self.column.taps == 1 or (
+            self.column.dilation * (self.pitch if self.copies else self.column.step)
+            == conv.channels * (1 if self.copies else conv.x_channel))
+        self.run = conv.channels * (self.column.taps if self.is_run else 1)
+        self.shape = _choose(self.column.extent, self.row.extent, share, self.depth, self.run,
+                             chip, self.wide.itemsize)
         self.width = min(self.lanes, 1 << (share - 1).bit_length())
         self.nr = self.shape.vectors * self.width
         self.panels = math.ceil(share / self.nr)
-        self.depth = conv.channels * math.prod(s.taps for s in self.spaces)
         self.plan_columns()
-        self.plan_copy()
         self.plan_tasks()
 
     # ------------------------------------------------------------ decisions
@@ -166,8 +206,7 @@ class _Dense(ConvKernel):
         conv, column = self.conv, self.column
         channels = conv.channels
         step = column.stride * column.step
-        crowded = isinstance(step, int) and step * self.wide.itemsize % _WAY == 0 and (
-            self.shape.across > 8)
+        crowded = isinstance(step, int) and step * self.wide.itemsize % _WAY == 0
         self.copies = (self.x.dtype is not self.wide or column.below or column.size is not None
                        or (channels > 1 and conv.x_channel != 1) or crowded)
         self.pitch = channels
@@ -360,8 +399,12 @@ class _Dense(ConvKernel):
             b = inner("b", (group * self.panels + which) * (self.depth * self.nr))
             output = inner("output", group * self.share + which * self.nr)
             here = {**values, self.conv.outputs.var: output}
-            return inner.around(self.strip_tiles(
-                (weights, b), source, here, outer, y, rows, first_tile, x, tiles, live))
+            sums = None if self.sums_in_output else Buffer(
+                self.fresh("sums"), self.wide, self.strip_pixels() * self.nr)
+            strip = _Strip((weights, b), source, here, outer, y, rows, x, first_tile, tiles, live,
+                           sums)
+            code = self.in_chunks(strip) if self.shape.chunk else self.at_once(strip)
+            return inner.around(code if sums is None else Alloc(sums, code))
 
         full, rest = divmod(self.share, self.nr)
         code: list[Stmt] = [For(number, 0, maximum(minimum(self.range, full - panels), 0),
@@ -461,69 +504,140 @@ class _Dense(ConvKernel):
         return For(q, 0, count, For(c, 0, channels, Store(
             scratch, to + q * self.pitch + c, value), "vector"))
 
-    # ------------------------------------------------------------ tiles
-    def strip_tiles(self, b: Place, source: _Source, values: Values, outer: Taps, y: Index,
-                    rows: Index, first_tile: Index, x: Index, tiles: Index, live: int) -> Stmt:
-        """All pixels of a strip under one panel."""
-        sums = None if self.sums_in_output else Buffer(
-            self.fresh("sums"), self.wide, self.strip_pixels() * self.nr)
+    # ------------------------------------------------------------ strips
+    def at_once(self, strip: _Strip) -> Stmt:
+        """All pixels of a strip, each tile with its whole window."""
+        down, row = self.shape.down, self.row
+        weights = strip.weights[1]
 
         def tiles_of(line: Index, height: int, taps: tuple[Index, Index]) -> Stmt:
-            return self.row_of_tiles(first_tile, tiles, lambda column, across: self.tile(
-                b, source, values, outer, taps, y, line, x, column, height, across, live, sums))
+            def tile(column: Index, across: int) -> Stmt:
+                a: Index = 0
+                b: Index = 0
+                levels: list[Level] = [(self.run, strip.source.channel, self.nr)]
+                if not self.is_run:
+                    levels.insert(0, (self.column.taps, strip.source.taps[-1],
+                                      self.nr * self.conv.channels))
+                inner = self.nr * self.conv.channels * self.column.taps
+                for space, step, (first, count) in zip(
+                        reversed(self.spaces[:-1]), reversed(strip.source.taps[:-1]),
+                        reversed((*strip.outer, taps)), strict=True):
+                    a, b = a + first * step, b + first * inner
+                    levels.insert(0, (count, step, inner))
+                    inner = inner * space.taps
+                soon = self.asks_for(strip, line, column, weights + inner, self.depth)
+                return self.tile(strip, line, height, column, across, a, weights + b, levels, soon)
+
+            return self.row_of_tiles(strip, tile)
 
         def single(line: Index) -> Stmt:
             names = Names(self)
-            taps = self.taps(names, self.row, y + line)
+            taps = self.taps(names, row, strip.y + line)
             return names.around(tiles_of(line, 1, taps))
 
-        if self.shape.down == 1:
-            line = self.var("line", self.strip)
-            code: Stmt = For(line, 0, rows, single(line))
-        else:
-            code = self.blocks_of_rows(y, rows, tiles_of, single)
-        code = block(code, self.epilogue(sums, values, y, rows, x, first_tile + tiles, live))
-        return code if sums is None else Alloc(sums, code)
-
-    def strip_pixels(self) -> Index:
-        """At most so many pixels are in a strip."""
-        return self.strip * (self.shape.across if self.by_columns else self.column.extent)
-
-    def blocks_of_rows(self, y: Index, rows: Index,
-                       several: Callable[[Index, int, tuple[Index, Index]], Stmt],
-                       single: Callable[[Index], Stmt]) -> Stmt:
-        """Several rows in one tile where their windows lie inside, else one by one."""
-        down, row = self.shape.down, self.row
         number, line = self.var("block"), self.var("line", self.strip)
-        first = number * down
+        if down == 1:
+            code: Stmt = For(line, 0, strip.rows, single(line))
+        else:
+            # Several rows in one tile where their windows lie inside, else one by one.
+            first = number * down
+            code = tiles_of(first, down, (0, row.taps))
+            inside = self.lie_inside(strip, first)
+            if inside is not None:
+                end = minimum(first + down, strip.rows)
+                code = If(inside, code, For(line, first, end, single(line)))
+            code = For(number, 0, ceildiv(strip.rows, down), code)
+        if self.is_plain or self.after is not None:
+            return code
+        return block(code, self.finished(strip))
+
+    def lie_inside(self, strip: _Strip, first: Index) -> Scalar | None:
+        """Whether there are enough rows from one on, and their windows lie inside the image."""
+        down, row = self.shape.down, self.row
         tests: list[Scalar] = []
         if not (isinstance(row.extent, int) and row.extent % down == 0):
-            tests.append(call("le", as_scalar(first + down), as_scalar(rows)))
-        reach = (y + first) * row.stride - row.before
+            tests.append(call("le", as_scalar(first + down), as_scalar(strip.rows)))
+        reach = (strip.y + first) * row.stride - row.before
         if row.below:
             tests.append(call("ge", as_scalar(reach), 0))
         if row.size is not None:
             last = reach + (down - 1) * row.stride + (row.taps - 1) * row.dilation
             tests.append(call("lt", as_scalar(last), as_scalar(row.size)))
-        code = several(first, down, (0, row.taps))
-        if tests:
-            inside = tests[0]
-            for test in tests[1:]:
-                inside = call("and", inside, test)
-            code = If(inside, code, For(line, first, minimum(first + down, rows), single(line)))
-        return For(number, 0, ceildiv(rows, down), code)
+        inside = tests[0] if tests else None
+        for test in tests[1:]:
+            inside = call("and", inside, test)
+        return inside
 
-    def row_of_tiles(self, first: Index, tiles: Index, make: Callable[[Index, int], Stmt]) -> Stmt:
+    def in_chunks(self, strip: _Strip) -> Stmt:
+        """All pixels of a strip, under one chunk of the panel after the other.
+
+        A chunk stays in the first-level cache while all pixels meet it.
+        """
+        chunk, down, row, nr = self.shape.chunk, self.shape.down, self.row, self.nr
+        source = strip.source
+        names = Names(self)
+        loops: list[tuple[Var, Index, Index]] = []
+        a: Index = 0
+        b: Index = 0
+        inner = nr * self.depth
+        for space, step, (first, count) in zip(self.spaces[:-2], source.taps, strip.outer,
+                                               strict=False):
+            tap = self.var("plane", space.taps)
+            loops.append((tap, first, first + count))
+            inner //= space.taps
+            a, b = a + tap * step, b + tap * inner
+        tap = self.var("k_row", row.taps)
+        loops.append((tap, 0, row.taps))
+        a, b = a + tap * source.taps[-2], b + tap * (inner // row.taps)
+        reach = row.before - tap * row.dilation
+        low: Index = 0
+        high = strip.rows
+        if row.below:
+            low = names("low", minimum(maximum(ceildiv(reach, row.stride) - strip.y, 0),
+                                       strip.rows), self.strip)
+        if row.size is not None:
+            high = names("high", maximum(minimum(ceildiv(
+                row.size + reach, row.stride) - strip.y, strip.rows), low), self.strip)
+        if not self.is_run:
+            tap = self.var("k_column", self.column.taps)
+            loops.append((tap, 0, self.column.taps))
+            a, b = a + tap * source.taps[-1], b + tap * (nr * self.conv.channels)
+        piece = self.var("chunk", math.ceil(self.run / chunk))
+        loops.append((piece, 0, math.ceil(self.run / chunk)))
+        steps: Index = chunk if self.run % chunk == 0 else names(
+            "steps", minimum(chunk, self.run - piece * chunk), chunk)
+        a = names("a_chunk", a + piece * (chunk * source.channel))
+        b = names("b_chunk", strip.weights[1] + b + piece * (chunk * nr))
+
+        def tiles_of(line: Index, height: int) -> Stmt:
+            def tile(column: Index, across: int) -> Stmt:
+                soon = self.asks_for(strip, line - low, column, b + chunk * nr, chunk)
+                return self.tile(strip, line, height, column, across, a, b,
+                                 [(steps, source.channel, nr)], soon, adds=True)
+
+            return self.row_of_tiles(strip, tile)
+
+        number, line = self.var("block"), self.var("line", self.strip)
+        blocks = (high - low) // down
+        code = block(For(number, 0, blocks, tiles_of(low + number * down, down)),
+                     None if down == 1 else For(line, low + blocks * down, high,
+                                                tiles_of(line, 1)))
+        code = names.around(code)
+        for var, lo, hi in reversed(loops):
+            code = For(var, lo, hi, code)
+        return block(self.cleared(strip), code, None if self.is_plain else self.finished(strip))
+
+    def row_of_tiles(self, strip: _Strip, make: Callable[[Index, int], Stmt]) -> Stmt:
         """The tiles of one row: larger ones, smaller ones, or what is left of an unknown width."""
-        across, end = self.shape.across, first + tiles
+        across, end = self.shape.across, strip.end_tile
         tile, smaller = self.var("tile"), self.var("tile")
         code: list[Stmt] = []
         if self.larger != 0:
-            code.append(For(tile, first, minimum(end, self.larger),
+            code.append(For(tile, strip.first_tile, minimum(end, self.larger),
                             make(self.tile_start(tile), across)))
         if isinstance(self.tiles, int):
             if self.larger != self.tiles:
-                code.append(For(smaller, maximum(first, self.larger), end,
+                code.append(For(smaller, maximum(strip.first_tile, self.larger), end,
                                 make(self.tile_start(smaller), across - 1)))
             return block(*code)
         # One tile for each bit of the number of pixels left: few shapes, little code.
@@ -537,65 +651,90 @@ class _Dense(ConvKernel):
                        names.around(block(*bits))))
         return block(*code)
 
-    def tile(self, b: Place, source: _Source, values: Values, outer: Taps,
-             taps: tuple[Index, Index], y: Index, line: Index, x: Index, column: Index, height: int,
-             across: int, live: int, sums: Buffer | None) -> Stmt:
-        """One register tile: the whole window of some pixels under one panel."""
-        conv, nr = self.conv, self.nr
+    # ------------------------------------------------------------ tiles
+    def tile(self, strip: _Strip, line: Index, height: int, column: Index, across: int, a: Index,
+             b: Index, levels: list[Level], soon: tuple[Index, Index] | None, adds: bool = False
+             ) -> Stmt:
+        """One register tile; `a` is where its taps begin, seen from its first pixel."""
+        conv, nr, source = self.conv, self.nr, strip.source
         names = Names(self)
         at = names("column", column)
-        here = self.pixel(values, y + line, at)
-        a = source.start + line * source.positions[-2] + (at - x) * source.positions[-1]
-        first_b = b[1]
-        inner = nr * conv.channels
-        levels: list[Level] = [(self.column.taps, source.taps[-1], inner)]
-        if source.taps[-1] == conv.channels * source.channel or self.column.taps == 1:
-            levels = [(self.column.taps * conv.channels, source.channel, nr)]
-        elif conv.channels > 1:
-            levels.append((conv.channels, source.channel, nr))
-        inner = inner * self.column.taps
-        for space, step, (first, count) in zip(
-                reversed(self.spaces[:-1]), reversed(source.taps[:-1]), reversed((*outer, taps)),
-                strict=True):
-            a, first_b = a + first * step, first_b + first * inner
-            levels.insert(0, (count, step, inner))
-            inner = inner * space.taps
+        here = self.pixel(strip, line, at)
+        a = a + source.start + line * source.positions[-2] + (at - strip.x) * source.positions[-1]
         levels = [level for level in levels if level[0] != 1] or [(1, 0, 0)]
         to, c_step = (self.out, self.at(conv.out_address, here)), self.pixels(conv.out_address)
-        if sums is not None:
-            width = self.strip_pixels() if self.by_columns else self.column.extent
-            to = sums, (line * width + at - x) * nr
+        if strip.sums is not None:
+            width = self.strip_width()
+            to = strip.sums, (line * width + at - strip.x) * nr
             c_step = Pixels(nr, width * nr)
-        a_step = Pixels(source.positions[-1], source.positions[-2])
-        vectors = math.ceil(live / self.width)
+        vectors = math.ceil(strip.live / self.width)
+        after = None if adds else self.after
         return names.around(window_tile(
-            to, (source.buffer, names("a", a)), (b[0], names("weights", first_b)), levels, live,
-            c_step, a_step, height, across, vectors * self.width,
-            finish=None if self.after is None else self.after.finish,
-            operands=self.operands(here)))
+            to, (source.buffer, names("a", a)), (strip.weights[0], names("b", b)), levels,
+            strip.live, c_step, Pixels(source.positions[-1], source.positions[-2]), height, across,
+            vectors * self.width, accumulate=adds, finish=None if after is None else after.finish,
+            operands=() if after is None else self.operands(here), soon=soon))
 
-    def pixel(self, values: Values, y: Index, x: Index) -> dict[Var, Index]:
+    def asks_for(self, strip: _Strip, line: Index, column: Index, begin: Index, steps: int
+                 ) -> tuple[Index, Index] | None:
+        """Where weights of the next tiles lie, and the share of them that a tile asks for.
+
+        Weights that do not stay in the second-level cache come from far away, and only the first
+        tile to use them would wait: all tiles together ask for the next ones ahead.
+        """
+        weights = self.depth * self.panels * self.nr * self.wide.itemsize
+        tiles = self.strip if self.by_columns else self.tiles
+        if weights < self.chip.l2_bytes or not isinstance(tiles, int):
+            return None
+        count = tiles if self.by_columns else math.ceil(self.strip / self.shape.down) * tiles
+        share = math.ceil(self.nr / count)
+        number = (column - strip.x) // self.shape.across
+        if not self.by_columns:
+            number = line // self.shape.down * tiles + number
+        return begin + number * (steps * share), share
+
+    def pixel(self, strip: _Strip, line: Index, x: Index) -> dict[Var, Index]:
         """The values of all axes at a pixel."""
-        here = dict(values)
-        for space, at in ((self.row, y), (self.column, x)):
+        here = dict(strip.values)
+        for space, at in ((self.row, strip.y + line), (self.column, x)):
             if space.position is not None:
                 here[space.position.var] = at
         return here
 
-    def epilogue(self, sums: Buffer | None, values: Values, y: Index, rows: Index, x: Index,
-                 end_tile: Index, live: int) -> Stmt | None:
-        """Store what the body makes of the sums of a strip, where that is much work."""
-        conv, nr = self.conv, self.nr
-        if self.is_plain or self.after is not None:
-            return None
-        line, column, j = self.var("line", self.strip), self.var("column"), self.var("j", nr)
-        here = self.pixel(values, y + line, x + column)
-        width = self.strip_pixels() if self.by_columns else self.column.extent
-        at: Index = self.at(conv.out_address, here) + j
-        total = Load(self.wide, self.out, (at,)) if sums is None else Load(
-            self.wide, sums, ((line * width + column) * nr + j,))
-        here[conv.outputs.var] = values[conv.outputs.var] + j
-        value = cast(self.on_buffers(conv.body, here, total), self.out.dtype)
-        end = minimum(self.column.extent, self.tile_start(end_tile)) - x
-        return For(line, 0, rows, For(column, 0, end, For(
-            j, 0, live, Store(self.out, at, value), "vector")))
+    def strip_width(self) -> Index:
+        """At most so many pixels are in a row of a strip."""
+        return self.strip * self.shape.across if self.by_columns else self.column.extent
+
+    def strip_pixels(self) -> Index:
+        """At most so many pixels are in a strip."""
+        return self.strip_width() * (1 if self.by_columns else self.strip)
+
+    # ------------------------------------------------------------ loops over pixels
+    def cleared(self, strip: _Strip) -> Stmt:
+        """Set the sums of a strip under a panel to zero."""
+        return self.over_pixels(strip, lambda here, buffer, at: Store(
+            buffer, at, Const(self.wide, 0)))
+
+    def finished(self, strip: _Strip) -> Stmt:
+        """Store what the body makes of the sums of a strip under a panel."""
+
+        def store(here: dict[Var, Index], buffer: Buffer, at: Index) -> Stmt:
+            value = cast(self.on_buffers(self.conv.body, here, buffer[at]), self.out.dtype)
+            return Store(self.out, self.at(self.conv.out_address, here), value)
+
+        return self.over_pixels(strip, store)
+
+    def over_pixels(self, strip: _Strip, make: Callable[[dict[Var, Index], Buffer, Index], Stmt]
+                    ) -> Stmt:
+        """A statement for each output of a strip under a panel, given where its sum is."""
+        output = self.conv.outputs.var
+        line, column = self.var("line", self.strip), self.var("column")
+        j = self.var("j", self.nr)
+        here = self.pixel(strip, line, strip.x + column)
+        here[output] = strip.values[output] + j
+        buffer, at = self.out, self.at(self.conv.out_address, here)
+        if strip.sums is not None:
+            buffer, at = strip.sums, (line * self.strip_width() + column) * self.nr + j
+        end = minimum(self.column.extent, self.tile_start(strip.end_tile)) - strip.x
+        return For(line, 0, strip.rows, For(column, 0, end, For(
+            j, 0, strip.live, make(here, buffer, at), "vector")))

@@ -130,10 +130,13 @@ def lower_integer_product(program: Program, chip: ChipSpec,
     if not adds_words(chip):
         return None
     product = match_product(program)
-    if product is None:
+    if product is None or len(product.batch) > len(product.batch_of(product.b)):
+        # Several axes of rows that are no one axis: a window that moves, if only in steps of two.
         window = match_window(program)
-        return None if window is None else _IntegerConv(program, window, chip, constants).function()
-    if product.reduce.dtype is not int32 or None in map(small_value, (product.a, product.b)):
+        if window is not None:
+            return _IntegerConv(program, window, chip, constants).function()
+    if product is None or product.reduce.dtype is not int32 or None in map(
+            small_value, (product.a, product.b)):
         return None
     return _IntegerGemm(program, product, chip, constants).function()
 

@@ -6,7 +6,7 @@ from terrazzo.expr.ir import Program
 from terrazzo.expr.regions import axis_range
 from terrazzo.index import Index, Var
 from terrazzo.loop.bounds import Interval, interval_of
-from terrazzo.scalar import OPS, Call, Reduce, Scalar, children
+from terrazzo.scalar import OPS, Call, Load, Reduce, Scalar, children, walk
 from terrazzo.shapes import num_elements
 
 
@@ -46,7 +46,13 @@ def _operations(expr: Scalar, ranges: dict[Var, Interval]) -> Index:
                 count = count * (axis.extent if extent is None else extent)
             total = total + count * (_operations(node.value, inner) + 1)
         else:
-            if isinstance(node, Call) and node.op != "cast":
+            if isinstance(node, Call) and node.op != "cast" and not _is_guard(node):
                 total = total + OPS[node.op].cost
             stack.extend(children(node))
     return total
+
+
+def _is_guard(node: Call) -> bool:
+    """Whether a node only asks where an element is, or chooses by that: borders are no work."""
+    asked = node.args[0] if node.op == "where" else node
+    return not any(isinstance(n, (Load, Reduce)) for n in walk(asked))

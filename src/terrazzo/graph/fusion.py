@@ -204,14 +204,16 @@ class _Fuser:
         if whole and not (all(c.op.kind == "attention" for c in whole)
                           and strided_view(self.tensors[value], body) is not None):
             return False
+        if _turns(node) and any(c.op.name in ("place", "reshape") for c in consumers):
+            return False
         if isinstance(body, Const) or is_view(body) or value in self.epilogue:
             return True
         reductions = sum(isinstance(n, Reduce) for n in walk(body))
         if reductions:
             return reductions == 1 and self.joins(value) and not self.widens_in_vain(value)
         for consumer in consumers:
-            if consumer.op.kind == "contract" or (
-                    _grows(value, consumer) and cost(body) > BROADCAST_CHEAP):
+            if consumer.op.kind == "contract" or (cost(body) > BROADCAST_CHEAP and (
+                    _grows(value, consumer) or _turns(consumer))):
                 return False
         uses = len(consumers)
         return uses == 1 or cost(body) <= CHEAP
@@ -499,6 +501,15 @@ def _grows(value: Value, consumer: Node) -> bool:
     if isinstance(mine, int) and isinstance(theirs, int):
         return theirs > mine
     return value.shape != consumer.types[0].shape
+
+
+def _turns(node: Node) -> bool:
+    """Whether a node transposes: moving elements has code of its own, which computes nothing."""
+    if node.op.name != "permute_dims" or node.inputs[0] is None:
+        return False
+    last = node.attrs["axes"][-1] % node.inputs[0].ndim
+    return last != node.inputs[0].ndim - 1 and num_elements(node.types[0].shape) != (
+        node.inputs[0].shape[last])
 
 
 def _is_contraction(tensor: Tensor | None) -> bool:

@@ -221,11 +221,13 @@ def _adjacent_digits(poly: Polynomial) -> Matches:
         k = canonical({others: factor})
         quotient = low.num // low.den
         for high, _, _ in _atoms_with_factors(poly, Mod):
-            if high.num == quotient:
+            # Multiples of the low digit's base have left its numerator: here they are again.
+            above = high.num - quotient
+            if above == 0 or len(items(above)) < len(items(high.num)):
                 part = high * low.den * k
                 if _contains(poly, part):
                     y = _rest_of(poly, part, low * k)
-                    yield {"x": low.num, "a": low.den, "b": high.den, "k": k, "y": y}
+                    yield {"x": low.num, "a": low.den, "b": high.den, "d": above, "k": k, "y": y}
 
 
 def _value_less_multiple(poly: Polynomial) -> Matches:
@@ -274,8 +276,8 @@ RULES: tuple[Rule, ...] = (
     Rule("mod", "mod-mod", "(k*(x % (a*b)) + y) % a", "(k*x + y) % a", (), _remainder_terms),
     Rule("sum", "sum-div-mod", "(x // c)*c*k + (x % c)*k + y", "x*k + y",
          (), _quotient_and_remainder),
-    Rule("sum", "sum-digits", "((x // a) % b)*a*k + (x % a)*k + y", "(x % (a*b))*k + y",
-         (), _adjacent_digits),
+    Rule("sum", "sum-digits", "((x // a + d) % b)*a*k + (x % a)*k + y",
+         "((x + d*a) % (a*b))*k + y", (), _adjacent_digits),
     Rule("sum", "sum-remainder", "x*k - (x // c)*c*k + y", "(x % c)*k + y",
          (), _value_less_multiple),
     Rule("min", "min-smaller", "min(x, y)", "x", ("x <= y",), _either_way),

@@ -42,8 +42,9 @@ class Pixels:
 
 
 def _meaning(places: Sequence[Place], sizes: Sequence[Index], *, down: int, across: int, nr: int,
-             levels: int, accumulate: bool, lanewise: bool, finish: Finish | None) -> Stmt:
-    (c, c_at), (a, a_at), (b, b_at), *operands = places
+             levels: int, accumulate: bool, lanewise: bool, finish: Finish | None, asks: bool
+             ) -> Stmt:
+    (c, c_at), (a, a_at), (b, b_at), *operands = places[:-1] if asks else places
     columns, *rest = sizes
     loops = [(rest[i], rest[i + 1], rest[i + 2]) for i in range(0, 3 * levels, 3)]
     steps = rest[3 * levels:]
@@ -81,10 +82,20 @@ WINDOW_TILE = TileIntrinsic("window_tile", _meaning)
 def window_tile(c: Place, a: Place, b: Place, levels: Sequence[Level], columns: Index,
                 c_step: Pixels, a_step: Pixels, down: int, across: int, nr: int, *,
                 accumulate: bool = False, lanewise: bool = False, finish: Finish | None = None,
-                operands: Sequence[tuple[Place, Pixels]] = ()) -> Stmt:
-    """`C[pixel, j] (+)= sum over the window of A[pixel, tap] * B[tap, j]`, then `finish` of it."""
+                operands: Sequence[tuple[Place, Pixels]] = (),
+                soon: tuple[Index, Index] | None = None) -> Stmt:
+    """`C[pixel, j] (+)= sum over the window of A[pixel, tap] * B[tap, j]`, then `finish` of it.
+
+    `soon` says where in B later tiles will read, and how many elements of it to ask for in each
+    step of the innermost level.
+    """
     steps = [n for p in (c_step, a_step, *(p for _, p in operands)) for n in (p.across, p.down)]
-    return Tile(WINDOW_TILE, (c, a, b, *(place for place, _ in operands)),
+    places = [c, a, b, *(place for place, _ in operands)]
+    if soon is not None:
+        places.append((b[0], soon[0]))
+        steps.append(soon[1])
+    return Tile(WINDOW_TILE, tuple(places),
                 (columns, *(n for level in levels for n in level), *steps),
                 {"down": down, "across": across, "nr": nr, "levels": len(levels),
-                 "accumulate": accumulate, "lanewise": lanewise, "finish": finish})
+                 "accumulate": accumulate, "lanewise": lanewise, "finish": finish,
+                 "asks": soon is not None})

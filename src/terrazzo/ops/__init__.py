@@ -28,6 +28,7 @@ from terrazzo.ops import (
     shape,
     signal,
     sorting,
+    vision,
 )
 from terrazzo.ops.methods import install
 
@@ -61,6 +62,7 @@ __all__ = [
     "shape",
     "signal",
     "sorting",
+    "vision",
 ]
 
 # Functions of the public API that are more than one operator, and the array API's short names.

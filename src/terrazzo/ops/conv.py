@@ -214,7 +214,8 @@ def _pads(padding: Any, rank: int) -> Pads:
     """(before, after) of each axis, from a number, one number an axis, or such pairs."""
     given = (padding,) * rank if isinstance(padding, int) else tuple(padding)
     pairs = tuple((p, p) if isinstance(p, int) else tuple(p) for p in given)
-    if len(pairs) != rank or any(len(p) != 2 or min(p) < 0 for p in pairs):
+    if len(pairs) != rank or any(
+            len(p) != 2 or any(isinstance(n, int) and n < 0 for n in p) for p in pairs):
         raise ArgumentError(
             f"padding {padding!r} of a convolution over {rank} axes must be a number, {rank} "
             "numbers, or as many pairs (before, after), none of them negative",

@@ -34,7 +34,7 @@ from terrazzo.ops.elementwise import (
 from terrazzo.ops.indexing import nonzero, scatter, take
 from terrazzo.ops.reduce import sum_
 from terrazzo.ops.scan import cumsum
-from terrazzo.ops.shape import concat, moveaxis, reshape, span, stack
+from terrazzo.ops.shape import moveaxis, reshape, span, stack
 from terrazzo.ops.sorting import argsort, sort_key, sort_pairs
 from terrazzo.scalar import OPS, Const, Scalar, as_scalar, call
 from terrazzo.scalar import cast as cast_scalar
@@ -100,11 +100,13 @@ def unique_padded(x: Any, *, sorted: bool = True) -> Any:
         none = full(shape=(0,), value=0, dtype="int64")
         return flat, none, none, none, full(shape=(), value=0, dtype="int64")
     values, order = sort_pairs(flat, axis=0)
-    before, after = span(values, 0, 0, n - 1), span(values, 0, 1, n)
-    same = equal(before, after)
+    places = arange(start=n)
+    first = equal(places, 0)
+    before = take(values, where(first, 0, places - 1), axis=0)
+    same = equal(before, values)
     if flat.dtype.is_float:
-        same = bitwise_or(same, bitwise_and(isnan(before), isnan(after)))
-    fresh = concat(full(shape=(1,), value=True, dtype="bool"), logical_not(same), axis=0)
+        same = bitwise_or(same, bitwise_and(isnan(before), isnan(values)))
+    fresh = bitwise_or(first, logical_not(same))
     firsts, inverse, counts, count = _groups(order, fresh, sorted)
     return take(flat, firsts, axis=0), firsts, inverse, counts, count
 

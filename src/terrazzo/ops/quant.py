@@ -53,6 +53,7 @@ from terrazzo.shapes import Shape, broadcast_shapes, dims_text, normalize_axis, 
 # 1.5 * 2**23: a float32 of this size counts in ones, so adding it rounds to an integer, ties to
 # even, and leaves that integer in the low bits. Exact for what is below 2**22 in size.
 _ROUNDING = 12582912.0
+_FEW_CHANNELS = 16
 
 
 # ---------------------------------------------------------------- scales and zero points
@@ -399,6 +400,13 @@ def padded_with(x: Value, padding: Pads, value: Value | None) -> Value:
     """x [N, *S, C] with a border of one number, which may be known only when it runs."""
     if all(n == 0 for pair in padding for n in pair):
         return x
+    *sizes, width, channels = x.shape
+    if isinstance(channels, int) and 1 < channels < _FEW_CHANNELS:
+        # The pixels of a row as one stretch of bytes: borders of long rows are made fast.
+        before, after = padding[-1]
+        rows = padded_with(in_shape(x, (*sizes, width * channels, 1)), (
+            *padding[:-1], (before * channels, after * channels)), value)
+        return in_shape(rows, (*rows.shape[:-2], width + before + after, channels))
     around = ((0, 0), *padding, (0, 0))
     known = known_number(value)
     if known is not None:

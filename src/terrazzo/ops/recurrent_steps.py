@@ -2,8 +2,8 @@
 
 One kernel is a loop over time, in it the products of the hidden state with the recurrent weights,
 and the gates. The weights are laid out so that one tile computes all gates of a few hidden units;
-what becomes of the gates happens right there, while the sums are in the cache. Sequences of a batch
-are independent tasks; a single one shares the units of each step among the threads.
+what becomes of the gates happens right there, while the sums are in the cache. Threads share the
+units of each step, so that each keeps its part of the weights in its own cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from terrazzo.shapes import Shape
 # Sequences of a tile, by the number of gates: as many as registers hold sums for.
 _ROWS = {1: 6, 2: 6, 3: 8, 4: 6}
 _ROWS_IF_UNKNOWN = 4
-_TASK_PRODUCTS = 1 << 16  # multiplications of a step that are worth a task of their own
+_GROUP_ROWS = 32  # sequences that a piece of work takes at most
+_TASK_WEIGHTS = 1 << 16  # weights that are worth a task of their own
+_WORTH_SHARING = 1 << 17  # multiplications of a step, below which one thread does them all
 
 
 # ---------------------------------------------------------------- the steps: types, reference
@@ -206,8 +208,8 @@ def recurrent_steps(*tensors: Any, kind: str, given: tuple[str, ...], direction:
             return Block(())
         named = dict(zip(given, inputs, strict=True))
         if isinstance(layer.batch, int):
-            return _Steps(layer, named, outputs, rows_of_tile(kind, layer.batch)).tasks()
-        single, several = (_Steps(layer, named, outputs, rows).tasks()
+            return _Steps(layer, named, outputs, rows_of_tile(kind, layer.batch)).loops()
+        single, several = (_Steps(layer, named, outputs, rows).loops()
                            for rows in (1, _ROWS_IF_UNKNOWN))
         return If(call("le", as_scalar(layer.batch), 1), single, several)
 
@@ -227,188 +229,208 @@ class _Steps:
                  rows: int):
         self.layer, self.named, self.rows, self.size = layer, named, rows, layer.hidden
         self.y, *self.last = outputs
-        self.blocks = ceildiv(layer.batch, rows)
-
-    def tasks(self) -> Stmt:
-        """Blocks of sequences and directions are independent of each other."""
-        count = self.blocks * self.layer.directions
-        if count == 1:
-            return self.sequence(0, 0, "parallel")
-        task = fresh_axis("task", count)
-        body = self.sequence(task.var, 0, "serial")
-        if self.layer.directions == 2:
-            body = If(call("lt", as_scalar(task.var), as_scalar(self.blocks)), body,
-                      self.sequence(task.var - self.blocks, 1, "serial"))
-        return For(task.var, 0, count, body, "parallel")
-
-    def sequence(self, number: Index, d: int, kind: str) -> Stmt:
-        """All steps of one block of sequences in one direction."""
-        states = self.rows * self.size
-        dtype = self.layer.dtype
-        task = _Task(self, self.layer.cell(d), d, number * self.rows, kind,
-                     Buffer("hidden", dtype, 2 * states), Buffer("memory", dtype, states),
-                     Buffer("update", dtype, states), Buffer("reset", dtype, states))
-        return task.loops()
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One block of sequences in one direction: its state and its loops."""
-
-    steps: _Steps
-    cell: Cell
-    d: int
-    first: Index
-    kind: str  # of the loop over blocks of units
-    hidden: Buffer  # the state before and after a step, which change places
-    memory: Buffer  # an lstm's
-    update: Buffer  # a gru's update gate
-    reset: Buffer  # a gru's state times its reset gate
-
-    @property
-    def live(self) -> Index:
-        return minimum(self.steps.rows, self.steps.layer.batch - self.first)
+        self.tiles = ceildiv(layer.batch, rows)
+        self.tiles_of_group = -(-_GROUP_ROWS // rows)
+        self.groups = ceildiv(self.tiles, self.tiles_of_group)
+        # The states of a direction; tiles reach beyond the last sequence.
+        self.states = self.tiles * rows * self.size
+        total, dtype = layer.directions * self.states, layer.dtype
+        self.hidden = Buffer("hidden", dtype, 2 * total)  # before and after a step, in turns
+        self.memory = Buffer("memory", dtype, total)  # an lstm's
+        self.update = Buffer("update", dtype, total)  # a gru's update gate
+        self.reset = Buffer("reset", dtype, total)  # a gru's state times its reset gate
 
     def loops(self) -> Stmt:
-        layer, size = self.steps.layer, self.steps.size
-        s = fresh_axis("s", layer.steps)
-        body = block(self.start(), For(s.var, 0, layer.steps, block(
-            *(self.phase(number, s.var) for number in range(len(self.cell.phases))))),
-            self.finish(size))
+        """Everything: initial states, steps, results."""
+        cell = self.layer.cell(0)
+        s = fresh_axis("s", self.layer.steps)
+        body = block(self.start(), For(s.var, 0, self.layer.steps, block(
+            *(self.phase(number, s.var) for number in range(len(cell.phases))))), self.finish())
         used = [self.hidden]
-        if self.cell.kind == "lstm":
+        if cell.kind == "lstm":
             used.append(self.memory)
-        if len(self.cell.phases) > 1:
+        if len(cell.phases) > 1:
             used += [self.update, self.reset]
         for buffer in used:
             body = Alloc(buffer, body)
         return body
 
+    def state_at(self, d: int, n: Index, half: Index = 0) -> Index:
+        return (half * self.layer.directions + d) * self.states + n * self.size
+
     def start(self) -> Stmt:
-        """The initial states; rows of the tile without a sequence are zeros."""
-        layer, size, rows = self.steps.layer, self.steps.size, self.steps.rows
-        q = fresh_axis("q", 2 * rows * size)
+        """The initial states; rows of tiles without a sequence are zeros."""
+        layer, size = self.layer, self.size
         zero = Const(layer.dtype, 0.0)
-        stmts: list[Stmt] = [For(q.var, 0, 2 * rows * size, Store(self.hidden, q.var, zero),
-                                 "vector")]
         targets = {"h": self.hidden}
-        if self.cell.kind == "lstm":
+        if layer.kind == "lstm":
             targets["c"] = self.memory
-            stmts.append(For(q.var, 0, rows * size, Store(self.memory, q.var, zero), "vector"))
-        row, j = fresh_axis("row", rows), fresh_axis("j", size)
+        stmts: list[Stmt] = []
         for name, target in targets.items():
-            source = self.steps.named.get(name)
-            if source is not None:
-                at = layer.state_at(self.first + row.var, self.d)
-                stmts.append(For(row.var, 0, self.live, For(j.var, 0, size, Store(
-                    target, row.var * size + j.var, source[at + j.var]), "vector")))
+            q = fresh_axis("q", target.size)
+            stmts.append(For(q.var, 0, target.size, Store(target, q.var, zero), "vector"))
+            source = self.named.get(name)
+            for d in range(layer.directions) if source is not None else ():
+                assert source is not None
+                n, j = fresh_axis("n", layer.batch), fresh_axis("j", size)
+                stmts.append(For(n.var, 0, layer.batch, For(j.var, 0, size, Store(
+                    target, self.state_at(d, n.var) + j.var,
+                    source[layer.state_at(n.var, d) + j.var]), "vector")))
         return block(*stmts)
 
-    def finish(self, size: int) -> Stmt:
+    def finish(self) -> Stmt:
         """The last states, as results."""
-        layer = self.steps.layer
-        row, j = fresh_axis("row", self.steps.rows), fresh_axis("j", size)
-        at = layer.state_at(self.first + row.var, self.d) + j.var
-        newest = layer.steps % 2 * (self.steps.rows * size)
-        sources: list[Scalar] = [self.hidden[newest + row.var * size + j.var]]
-        if self.cell.kind == "lstm":
-            sources.append(self.memory[row.var * size + j.var])
-        lengths = self.steps.named.get("lengths")
-        if lengths is not None:  # no step, no state: as onnxruntime
-            some = call("gt", lengths[self.first + row.var], 0)
-            sources = [where_scalar(some, v, Const(layer.dtype, 0.0)) for v in sources]
-        return For(row.var, 0, self.live, block(*(
-            For(j.var, 0, size, Store(target, at, value), "vector")
-            for target, value in zip(self.steps.last, sources, strict=True))))
+        layer, size = self.layer, self.size
+        stmts: list[Stmt] = []
+        for d in range(layer.directions):
+            n, j = fresh_axis("n", layer.batch), fresh_axis("j", size)
+            sources: list[Scalar] = [
+                self.hidden[self.state_at(d, n.var, layer.steps % 2) + j.var]]
+            if layer.kind == "lstm":
+                sources.append(self.memory[self.state_at(d, n.var) + j.var])
+            lengths = self.named.get("lengths")
+            if lengths is not None:  # no step, no state: as onnxruntime
+                some = call("gt", lengths[n.var], 0)
+                sources = [where_scalar(some, v, Const(layer.dtype, 0.0)) for v in sources]
+            stmts.append(For(n.var, 0, layer.batch, block(*(
+                For(j.var, 0, size, Store(target, layer.state_at(n.var, d) + j.var, value),
+                    "vector") for target, value in zip(self.last, sources, strict=True)))))
+        return block(*stmts)
 
     # ------------------------------------------------------------ one step
     def phase(self, number: int, s: Index) -> Stmt:
-        """Products of the state with some gates' weights, and what becomes of these gates."""
-        size, rows = self.steps.size, self.steps.rows
-        gates, units = self.cell.phases[number], self.steps.layer.units[number]
-        columns = len(gates) * units
-        weights = self.steps.named[f"weights{number}"]
-        blocks = -(-size // units)
-        unit_block = fresh_axis("units", blocks)
-        sums = Buffer("sums", self.steps.layer.dtype, rows * columns)
-        state, at = (self.reset, 0) if number else (self.hidden, s % 2 * (rows * size))
+        """Products of the state with some gates' weights, and what becomes of these gates.
+
+        The pieces of this work are directions, blocks of units, and groups of sequences. A chunk of
+        pieces stays with the same weights, which its core then keeps in its cache.
+        """
+        units = self.layer.units[number]
+        columns = len(self.layer.cell(0).phases[number]) * units
+        blocks = -(-self.size // units)
+        pieces = blocks * self.groups
+        piece = fresh_axis("piece", pieces * self.layer.directions)
+
+        def body(d: int, at: Index) -> Stmt:
+            group = at % self.groups * self.tiles_of_group
+            tile = fresh_axis("tile", self.tiles)
+            sums = Buffer("sums", self.layer.dtype, self.rows * columns)
+            work = _Piece(self, self.layer.cell(d), d, s, number, tile.var * self.rows,
+                          at // self.groups, sums)
+            return Alloc(sums, For(tile.var, group, minimum(self.tiles, group
+                                                            + self.tiles_of_group), work.stmt()))
+
+        every = body(0, piece.var)
+        if self.layer.directions == 2:
+            every = If(call("lt", as_scalar(piece.var), as_scalar(pieces)), every,
+                       body(1, piece.var - pieces))
+        weights = self.size * columns
+        rows = self.layer.batch if isinstance(self.layer.batch, int) else self.rows
+        small = isinstance(piece.hi, int) and piece.hi * weights * rows < _WORTH_SHARING
+        return For(piece.var, 0, piece.hi, every, "serial" if small else "parallel",
+                   -(-_TASK_WEIGHTS // weights))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some hidden units of the sequences of a tile, in one direction and one step."""
+
+    steps: _Steps
+    cell: Cell
+    d: int
+    s: Index
+    number: int  # of the phase
+    first: Index  # sequence
+    block: Index  # of units
+    sums: Buffer
+
+    @property
+    def gates(self) -> tuple[int, ...]:
+        return self.cell.phases[self.number]
+
+    @property
+    def units(self) -> int:
+        return self.steps.layer.units[self.number]
+
+    def stmt(self) -> Stmt:
+        steps, size = self.steps, self.steps.size
+        batch, rows, columns = steps.layer.batch, steps.rows, len(self.gates) * self.units
+        blocks = -(-size // self.units)
+        state, half = (steps.reset, 0) if self.number else (steps.hidden, self.s % 2)
         product = fma_tile(
-            sums, 0, state, at, weights,
-            (unit_block.var + self.d * blocks) * (size * columns), size, size, 1, columns, columns,
-            rows, columns, False)
-        row, u = fresh_axis("row", rows), fresh_axis("u", units)
-        first_unit = unit_block.var * units
-        width: Index = units if size % units == 0 else minimum(units, size - first_unit)
+            self.sums, 0, state, steps.state_at(self.d, self.first, half),
+            steps.named[f"weights{self.number}"], (self.block + self.d * blocks) * (size * columns),
+            size, size, 1, columns, columns, rows, columns, False)
+        row = fresh_axis("row", rows)
+        live: Index = rows
+        if not isinstance(batch, int) or batch % rows:
+            live = minimum(rows, batch - self.first)
+        return block(product, For(row.var, 0, live, self.one_row(row.var)))
 
-        def each_unit(stmts: Callable[[_Unit], list[Stmt]], t: Index | Scalar) -> Stmt:
-            unit = _Unit(self, s, t, row.var, first_unit + u.var, gates,
-                         [sums[row.var * columns + k * units + u.var] for k in range(len(gates))])
-            return For(u.var, 0, width, block(*stmts(unit)), "vector")
-
-        body = For(row.var, 0, self.live, self.one_row(number, s, row.var, each_unit))
-        grain = -(-_TASK_PRODUCTS // (rows * size * columns))
-        return For(unit_block.var, 0, blocks, Alloc(sums, block(product, body)), self.kind, grain)
-
-    def one_row(self, number: int, s: Index, row: Index,
-                each_unit: Callable[[Callable[[_Unit], list[Stmt]], Index | Scalar], Stmt]) -> Stmt:
+    def one_row(self, row: Index) -> Stmt:
+        """What becomes of the sums of one sequence, if it has not ended."""
         layer = self.steps.layer
         backwards = layer.backwards(self.d)
-        advance = _advance_first if number == 0 else _advance_last
+        advance = _advance_last if self.number else _advance_first
         lengths = self.steps.named.get("lengths")
         if lengths is None:
-            return each_unit(advance, layer.steps - 1 - s if backwards else s)
+            return self.each_unit(row, advance, layer.steps - 1 - self.s if backwards else self.s)
         length = call("min", cast_scalar(lengths[self.first + row], int64), as_scalar(layer.steps))
-        t = length - 1 - as_scalar(s) if backwards else s
-        dead = _keep if number == len(self.cell.phases) - 1 else None
-        return If(call("lt", as_scalar(s), length), each_unit(advance, t),
-                  None if dead is None else each_unit(dead, s))
+        t = length - 1 - as_scalar(self.s) if backwards else self.s
+        last = self.number == len(self.cell.phases) - 1
+        return If(call("lt", as_scalar(self.s), length), self.each_unit(row, advance, t),
+                  self.each_unit(row, _keep, self.s) if last else None)
+
+    def each_unit(self, row: Index, stmts: Callable[[_Unit], list[Stmt]], t: Index | Scalar
+                  ) -> Stmt:
+        size, units = self.steps.size, self.units
+        u = fresh_axis("u", units)
+        start = self.block * units
+        sums = [self.sums[(row * len(self.gates) + k) * units + u.var]
+                for k in range(len(self.gates))]
+        unit = _Unit(self, t, self.first + row, start + u.var, sums)
+        width: Index = units if size % units == 0 else minimum(units, size - start)
+        return For(u.var, 0, width, block(*stmts(unit)), "vector")
 
 
 @dataclass(frozen=True)
 class _Unit:
     """One hidden unit of one sequence in one step."""
 
-    task: _Task
-    s: Index
+    piece: _Piece
     t: Index | Scalar  # the step as the inputs count them
-    row: Index
+    n: Index
     j: Index
-    gates: tuple[int, ...]
     sums: Sequence[Scalar]
 
     @property
-    def n(self) -> Index:
-        return self.task.first + self.row
+    def steps(self) -> _Steps:
+        return self.piece.steps
 
     def given(self, gate: int) -> Scalar:
         """The inputs' part of a gate."""
-        steps = self.task.steps
-        at = steps.layer.gates_at(self.t, self.n, self.task.d)
-        return steps.named["gates"][_plus(at, gate * steps.size + self.j)]
+        at = self.steps.layer.gates_at(self.t, self.n, self.piece.d)
+        return self.steps.named["gates"][_plus(at, gate * self.steps.size + self.j)]
 
     def pre(self) -> list[Scalar]:
         """The gates of this phase before their functions."""
-        return [self.given(g) + x for g, x in zip(self.gates, self.sums, strict=True)]
+        return [self.given(g) + x for g, x in zip(self.piece.gates, self.sums, strict=True)]
 
     def place(self, buffer: Buffer, half: Index = 0) -> tuple[Buffer, Index]:
-        steps = self.task.steps
-        return buffer, (half * steps.rows + self.row) * steps.size + self.j
+        return buffer, self.steps.state_at(self.piece.d, self.n, half) + self.j
 
     def old(self) -> Scalar:
-        buffer, at = self.place(self.task.hidden, self.s % 2)
+        buffer, at = self.place(self.steps.hidden, self.piece.s % 2)
         return buffer[at]
 
     def extra(self, name: str, which: int) -> Scalar:
-        steps = self.task.steps
         count = 3 if name == "p" else 1
-        return steps.named[name][(self.task.d * count + which) * steps.size + self.j]
+        return self.steps.named[name][(self.piece.d * count + which) * self.steps.size + self.j]
 
     def result(self, h: Scalar) -> list[Stmt]:
         """Stores of the new hidden state."""
-        steps = self.task.steps
-        buffer, at = self.place(self.task.hidden, (self.s + 1) % 2)
-        y = _plus(steps.layer.y_at(self.t, self.n, self.task.d), self.j)
-        return [Store(buffer, at, h), Store(steps.y, y, buffer[at])]
+        buffer, at = self.place(self.steps.hidden, (self.piece.s + 1) % 2)
+        y = _plus(self.steps.layer.y_at(self.t, self.n, self.piece.d), self.j)
+        return [Store(buffer, at, h), Store(self.steps.y, y, buffer[at])]
 
 
 def _plus(at: Any, offset: Index) -> Any:
@@ -417,36 +439,36 @@ def _plus(at: Any, offset: Index) -> Any:
 
 def _advance_first(unit: _Unit) -> list[Stmt]:
     """What becomes of the first products: all of a step, but for a gru with an inner reset."""
-    cell, task, op = unit.task.cell, unit.task, call
+    cell, steps, op = unit.piece.cell, unit.steps, call
     pre = unit.pre()
     if cell.kind == "rnn":
         return unit.result(cell.act(op, 0, pre[0]))
     if cell.kind == "lstm":
-        peephole = [unit.extra("p", k) for k in range(3)] if "p" in task.steps.named else None
-        memory, at = unit.place(task.memory)
+        peephole = [unit.extra("p", k) for k in range(3)] if "p" in steps.named else None
+        memory, at = unit.place(steps.memory)
         fresh = lstm_memory(cell, op, pre, memory[at], peephole)
         return [Store(memory, at, fresh),
                 *unit.result(lstm_hidden(cell, op, pre, memory[at], peephole))]
     update, reset = cell.act(op, 0, pre[0]), cell.act(op, 0, pre[1])
     if cell.linear_before_reset:
         product = unit.sums[2]
-        if "bias" in task.steps.named:
+        if "bias" in steps.named:
             product = product + unit.extra("bias", 0)
         return unit.result(gru_hidden(cell, op, update, unit.given(2) + reset * product,
                                        unit.old()))
-    return [Store(*unit.place(task.update), update),
-            Store(*unit.place(task.reset), reset * unit.old())]
+    return [Store(*unit.place(steps.update), update),
+            Store(*unit.place(steps.reset), reset * unit.old())]
 
 
 def _advance_last(unit: _Unit) -> list[Stmt]:
     """The second half of a gru's step: the candidate, from the state after its reset."""
-    buffer, at = unit.place(unit.task.update)
-    return unit.result(gru_hidden(unit.task.cell, call, buffer[at], unit.pre()[0], unit.old()))
+    buffer, at = unit.place(unit.steps.update)
+    return unit.result(gru_hidden(unit.piece.cell, call, buffer[at], unit.pre()[0], unit.old()))
 
 
 def _keep(unit: _Unit) -> list[Stmt]:
     """A sequence that has ended keeps its state; its results are zeros."""
-    buffer, at = unit.place(unit.task.hidden, (unit.s + 1) % 2)
-    steps = unit.task.steps
-    y = steps.layer.y_at(unit.t, unit.n, unit.task.d) + unit.j
+    steps = unit.steps
+    buffer, at = unit.place(steps.hidden, (unit.piece.s + 1) % 2)
+    y = steps.layer.y_at(unit.t, unit.n, unit.piece.d) + unit.j
     return [Store(buffer, at, unit.old()), Store(steps.y, y, Const(steps.layer.dtype, 0.0))]

@@ -1,5 +1,6 @@
 """Running whole models: compiled parts, what the host does between them, and who runs what."""
 
+from terrazzo.session.compiled import CompiledModel
 from terrazzo.session.session import Session
 
-__all__ = ["Session"]
+__all__ = ["CompiledModel", "Session"]

@@ -60,8 +60,8 @@ def host_step(node: Any, why: str, block: Block) -> HostStep:
     setting = block.setting
     domain = "" if node.domain == "ai.onnx" else node.domain
     attrs = {a.name: attribute_value(a, setting.where) for a in node.attribute}
-    if not domain and node.op_type in _CONTROL:
-        return _Step(_CONTROL[node.op_type](node, attrs, block))
+    if not domain and node.op_type in CONTROL:
+        return _Step(CONTROL[node.op_type](node, attrs, block))
     function = HOST_OPS.get((domain, node.op_type))
     if function is not None:
         version = setting.opsets.get(domain, 1)
@@ -253,6 +253,6 @@ def _scan_8(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env]
     return run
 
 
-_CONTROL: dict[str, Callable[[Any, Mapping[str, Any], Block], Callable[[Env], Sequence[Any]]]] = {
+CONTROL: dict[str, Callable[[Any, Mapping[str, Any], Block], Callable[[Env], Sequence[Any]]]] = {
     "If": _if, "Loop": _loop, "Scan": _scan,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from terrazzo.dtypes import as_dtype
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import load_model
 from terrazzo.graph.ir import TensorType
+from terrazzo.shapes import dim
 
 IR = 10
 
@@ -87,3 +88,27 @@ def check(operator: str, inputs: Sequence[np.ndarray | None], *, rtol: float = 1
         if mine.dtype.kind not in "biufc":  # 4-bit integers, 8-bit floats, bfloat16
             mine, theirs = mine.astype(np.float32), theirs.astype(np.float32)
         np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def check_symbolic(operator: str, inputs: Sequence[np.ndarray | None],
+                   symbolic: Mapping[int, Sequence[int]], **options: Any) -> None:
+    """One graph with symbolic sizes, at several sizes, against a graph for each size."""
+    model = load_model(one_node(operator, inputs, **options).SerializeToString())
+    feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
+    types = {n: TensorType(x.shape, as_dtype(x.dtype)) for n, x in feeds.items()}
+    for i, axes in symbolic.items():
+        shape = [dim(f"n{i}_{a}") if a in axes else n for a, n in enumerate(feeds[f"x{i}"].shape)]
+        types[f"x{i}"] = TensorType(tuple(shape), types[f"x{i}"].dtype)
+    result = import_nodes(list(enumerate(model.graph.node)), model.opsets, types,
+                          dict(model.weights), ["y0"])
+    assert not result.put_off, result.put_off
+    compiled = compile_graph(result.graph)
+    for more in (0, 1, 3):
+        grown = dict(feeds)
+        for i, axes in symbolic.items():
+            grown[f"x{i}"] = np.pad(feeds[f"x{i}"], [
+                (0, more if a in axes else 0) for a in range(feeds[f"x{i}"].ndim)], "wrap")
+        got = compiled(*(grown[n] for n in result.inputs))
+        (wanted,) = run(operator, [grown.get(f"x{i}") for i in range(len(inputs))], **options)
+        assert got.shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import onnx
 
-import terrazzo.frontends.onnx.convert  # registers the converters
 from terrazzo.dtypes import as_dtype
+from terrazzo.frontends.onnx import convert
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import load_model
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import TensorType
 from terrazzo.shapes import dim
+
+assert convert  # importing it registers the converters
 
 Shapes = Mapping[str, Sequence[Any]]  # names of sizes, sizes, or symbolic ones
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_node import check, imported, one_node, run
+from one_node import check, check_symbolic, imported, one_node, run
 
 pytestmark = pytest.mark.onnx
 
@@ -89,3 +89,12 @@ def test_bad_attributes_are_refused(rng: np.random.Generator) -> None:
                        {"auto_pad": "SOMEHOW"}, {"dilations": [1]}):
         result = imported(one_node("Conv", [x, w], **attributes), feeds)
         assert "node" in result.put_off[0], attributes
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("attributes", [
+    {"pads": [1, 1, 1, 1]}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}], ids=str)
+def test_symbolic_sizes(rng: np.random.Generator, operator: str, attributes: dict[str, Any]
+                        ) -> None:
+    check_symbolic(operator, [images(rng, 1, 2, 6, 7), images(rng, 2, 2, 3, 3)], {0: (0, 2, 3)},
+                   strides=[2, 2], **attributes)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_node import check, run
+from one_node import check, check_symbolic, run
 
 pytestmark = pytest.mark.onnx
 
@@ -139,3 +139,10 @@ def test_dilated_3d(rng: np.random.Generator) -> None:
     for operator in ("MaxPool", "AveragePool"):
         window = {"kernel_shape": [2, 2, 3], "dilations": [2, 2, 1], "strides": [1, 2, 2]}
         check(operator, [x], expected=[by_hand(operator, x, **window)], **window)
+
+
+def test_symbolic_sizes(rng: np.random.Generator) -> None:
+    for operator in ("MaxPool", "AveragePool"):
+        for ceil in (0, 1):
+            check_symbolic(operator, [images(rng, 2, 3, 8, 7)], {0: (0, 2, 3)},
+                           kernel_shape=[3, 3], strides=[2, 2], pads=[1, 0, 1, 1], ceil_mode=ceil)

@@ -45,7 +45,7 @@ def emit_window_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     shape = _Window(emitter, tile, width, tuple(elems))
     finish = facts["finish"]
     described = [elems, [b.dtype.short for b in buffers], nr, facts["down"], facts["across"],
-                 facts["levels"], facts["accumulate"], facts["lanewise"],
+                 facts["levels"], facts["accumulate"], facts["lanewise"], facts["asks"],
                  [s.literal for s in sizes],
                  None if finish is None else (format_scalar(finish.value), finish.along)]
     digest = hashlib.sha256(str(described).encode()).hexdigest()[:12]
@@ -77,6 +77,7 @@ class _Window:
         count = 3 * int(facts["levels"])
         levels = [(rest[i], rest[i + 1], rest[i + 2]) for i in range(0, count, 3)]
         steps = rest[count:]
+        asked = (pointers.pop(), steps.pop()) if facts["asks"] else None
         masks = self.masks(b, columns, nr)
 
         def pixels(which: int) -> list[Val]:
@@ -91,8 +92,11 @@ class _Window:
             for at in range(0, nr, 64 // _FLOATS[elem]):
                 b.prefetch(b.gep(elem, row, at), write=True)
         zero = const(vec(elem, self.width), 0.0)
-        sums = self.window(b, a, right, levels, pixels(1), masks, [zero] * (
-            len(c_rows) * len(masks)))
+        state = [zero] * (len(c_rows) * len(masks))
+        if asked is not None:
+            state.append(asked[0])
+        sums = self.window(b, a, right, levels, pixels(1), masks, state,
+                           None if asked is None else asked[1])[:len(c_rows) * len(masks)]
         places = [(r, v, b.gep(elem, row, v * self.width)) for r, row in enumerate(c_rows)
                   for v in range(len(masks))]
         if facts["accumulate"]:
@@ -106,15 +110,23 @@ class _Window:
 
     # ------------------------------------------------------------ sums
     def window(self, b: Builder, a: Val, right: Val, levels: Sequence[tuple[Val, Val, Val]],
-               rows: Sequence[Val], masks: Sequence[Val | None], sums: list[Val]) -> list[Val]:
-        """All products under the window, added to the sums."""
+               rows: Sequence[Val], masks: Sequence[Val | None], sums: list[Val],
+               share: Val | None) -> list[Val]:
+        """All products under the window, added to the sums; after those, what is asked for next."""
         count, a_step, b_step = levels[0]
         last = len(levels) == 1
 
         def step(_: Val, state: list[Val]) -> list[Val]:
             pa, pb, *values = state
-            values = (self.products(b, pa, pb, b_step, rows, masks, values) if last else
-                      self.window(b, pa, pb, levels[1:], rows, masks, values))
+            if not last:
+                values = self.window(b, pa, pb, levels[1:], rows, masks, values, share)
+            elif share is None:
+                values = self.products(b, pa, pb, b_step, rows, masks, values)
+            else:
+                *values, soon = values
+                b.prefetch(soon, locality=2)
+                values = [*self.products(b, pa, pb, b_step, rows, masks, values),
+                          b.gep(self.elems[2], soon, share, inbounds=False)]
             return [b.gep(self.elems[1], pa, a_step, inbounds=False),
                     b.gep(self.elems[2], pb, b_step, inbounds=False), *values]
 
@@ -152,10 +164,9 @@ class _Window:
                     ) -> list[Val] | None:
         """A row of the window without a loop: each pixel is loaded once, for all taps over it."""
         count, a_step, b_step = (n.literal for n in level)
-        places = [r.literal for r in rows]
-        if count is None or a_step is None or b_step is None or count > _FEW_STEPS:
-            return None
-        if any(p is None for p in places):
+        places = [r.literal for r in rows if r.literal is not None]
+        if count is None or a_step is None or b_step is None or count > _FEW_STEPS or (
+                len(places) < len(rows)):
             return None
         weights = [self.vectors(b, 2, b.gep(self.elems[2], right, tap * b_step, inbounds=False),
                                 masks) for tap in range(count)]

@@ -54,6 +54,12 @@ class Model:
                     data.madvise(mmap.MADV_DONTNEED, start, min(_CHUNK, len(data) - start))
         return digest.hexdigest()
 
+    def release(self) -> None:
+        """Give back the pages of the file that were read: once compiled, weights are elsewhere."""
+        for data in self.sources:
+            if isinstance(data, mmap.mmap):
+                data.madvise(mmap.MADV_DONTNEED)
+
     @property
     def graph(self) -> Any:
         return self.proto.graph

@@ -23,7 +23,9 @@ from terrazzo.frontends.onnx.convert import (
     sequence,
     shape,
     signal,
+    training,
     trees,
+    vision,
 )
 
 __all__ = [
@@ -49,5 +51,7 @@ __all__ = [
     "sequence",
     "shape",
     "signal",
+    "training",
     "trees",
+    "vision",
 ]

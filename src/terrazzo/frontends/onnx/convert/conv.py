@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from terrazzo.frontends.onnx.convert.windows import halves, kernel_of, reach, read_windows
 from terrazzo.frontends.onnx.registry import Call, Result, converts
-from terrazzo.index import Index, IndexExpr, maximum
+from terrazzo.index import Index, maximum
 from terrazzo.ops import conv as c
 
 
@@ -34,8 +34,6 @@ def conv_transpose(call: Call) -> Result:
             # More than the windows reach is asked for: zeros at the end, as in output_padding.
             extra[d] = extra[d] + maximum(-total, 0)
             padding[d] = halves(maximum(total, 0), extra_first=mode != "SAME_UPPER")
-    if any(isinstance(n, IndexExpr) for pair in (*padding, extra) for n in pair):
-        call.unsupported("needs known sizes to work out its padding")
     return c.conv_transpose(
         x, weight, call.optional(2), strides=at.strides, padding=tuple(padding),
         output_padding=tuple(extra), dilation=at.dilation, groups=call.attr("group", 1))

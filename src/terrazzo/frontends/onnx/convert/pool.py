@@ -1,4 +1,4 @@
-"""Pooling: the largest, the mean or the norm of windows, of whole images, of regions."""
+"""Pooling: the largest, the mean or the norm of windows and of whole images."""
 
 from __future__ import annotations
 

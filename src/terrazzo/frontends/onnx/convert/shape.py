@@ -197,9 +197,9 @@ def pad(call: Call) -> Value:
         kind = x.dtype.np.type
         return arrange.pad(x, pad_width=tuple(pairs), value=kind(filling).item()
                            if x.dtype.np.kind in "biufc" else float(kind(filling)))
-    for axis, pair in enumerate(pairs):
-        if pair != (0, 0):
-            x = _bordered(call, x, axis, *pair, mode)
+    for axis, (before, after) in enumerate(pairs):
+        if (before, after) != (0, 0):
+            x = _bordered(call, x, axis, before, after, mode)
     return x
 
 

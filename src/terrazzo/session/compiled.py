@@ -1,0 +1,78 @@
+"""A whole model as one executable: what a session runs, and what a .tzx file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from terrazzo.errors import ArtifactError
+from terrazzo.frontends.onnx.importer import Imported
+from terrazzo.index import Index, IndexExpr, Var, evaluate
+from terrazzo.runtime.artifact import index_data, index_from
+from terrazzo.runtime.executable import Executable
+from terrazzo.runtime.profile import Profile
+from terrazzo.session.ports import Port, checked, known_outputs
+
+
+def notes_of(imported: Imported) -> dict[str, Any]:
+    """What has to be known of a model beside its code."""
+    return {"outputs": list(imported.outputs), "assumptions": [
+        [index_data(a), index_data(b)] for a, b in imported.assumptions]}
+
+
+class CompiledModel:
+    """A model that is one executable, with inputs and outputs by name."""
+
+    def __init__(self, executable: Executable, *, threads: int = 0,
+                 profiles: list[Profile] | None = None):
+        notes = executable.artifact.notes
+        if "outputs" not in notes:
+            raise ArtifactError(f"{executable.name} is an operator, not a model",
+                                hint="load it with tz.load")
+        self.executable, self.threads, self.profiles = executable, threads, profiles
+        self.inputs = tuple(Port(n, t, tuple(map(_size, s)))
+                            for n, t, s in executable.input_types)
+        self.outputs = tuple(Port(n, t, tuple(map(_size, s))) for n, (t, s) in zip(
+            notes["outputs"], executable.output_types, strict=True))
+        self.overridable: tuple[Port, ...] = ()
+        self._assumed = [(index_from(a), index_from(b)) for a, b in notes["assumptions"]]
+
+    @staticmethod
+    def load(path: str | PathLike[str], *, threads: int = 0, profile: bool = False
+             ) -> CompiledModel:
+        """The model in a .tzx file."""
+        return CompiledModel(Executable.load(path), threads=threads,
+                             profiles=[] if profile else None)
+
+    def fits(self, values: Mapping[str, Any]) -> bool:
+        """Whether sizes keep to what the code assumes of them."""
+        if not self._assumed:
+            return True
+        sizes = {n.name: size for name, _, shape in self.executable.input_types
+                 for n, size in zip(shape, values[name].shape, strict=True) if isinstance(n, Var)}
+        return all(evaluate(a, sizes) <= evaluate(b, sizes) for a, b in self._assumed)
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *,
+            into: Mapping[str, np.ndarray] | None = None) -> list[Any]:
+        """The outputs, all or those named, for inputs by name."""
+        names = known_outputs(outputs, self.outputs)
+        return self.run_checked(checked(feeds, self.inputs), names, into)
+
+    def run_checked(self, values: Mapping[str, Any], names: Sequence[str],
+                    into: Mapping[str, np.ndarray] | None = None) -> list[Any]:
+        """The same for inputs that are known to fit."""
+        made = [o.name for o in self.outputs]
+        results = self.executable.run(
+            [values[p.name] for p in self.inputs], threads=self.threads,
+            into=[into.get(n) for n in made] if into else (), profiles=self.profiles)
+        if list(names) == made:
+            return results
+        table = dict(zip(made, results, strict=True))
+        return [table[n] for n in names]
+
+
+def _size(n: Index) -> Any:
+    return str(n) if isinstance(n, IndexExpr) else n
