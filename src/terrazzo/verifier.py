@@ -45,6 +45,7 @@ from terrazzo.graph.passes import (
     common_subexpressions,
     fold_constants,
     inline_composites,
+    layout,
 )
 from terrazzo.graph.rewrite import RuleTable, describe, rewrite, user_rules
 from terrazzo.graph.trace import trace
@@ -349,6 +350,7 @@ def _culprit(graph: Graph, arrays: Sequence[np.ndarray], outputs: Sequence[Bound
     steps: list[tuple[str, Callable[[Graph], tuple[Graph, list[Any]]]]] = [
         ("constant folding", lambda g: _logged(fold_constants, g)),
         ("common subexpressions", lambda g: _logged(common_subexpressions, g)),
+        ("choice of layouts", lambda g: _logged(layout, g)),
     ]
     steps += [(f"rewrite rule {rule.name!r}", lambda g, rule=rule: rewrite(  # type: ignore[misc]
         g, RuleTable((rule,)), knobs.opt_level)) for rule in RULES + user_rules()]

@@ -203,13 +203,16 @@ def test_what_is_not_finite_stays_in_its_sequence(rng: np.random.Generator) -> N
 
 
 @pytest.mark.torch
-def test_long_sequences_against_torch(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("batch", "hidden"), [(37, 64), (1, 256)])
+def test_long_sequences_against_torch(batch: int, hidden: int, rng: np.random.Generator) -> None:
+    """Groups of sequences, and sizes that threads share."""
     import torch
 
-    tensors = layer(rng, "lstm", steps=40, batch=9, inputs=33, hidden=64, without="lengths h c p")
+    tensors = layer(rng, "lstm", steps=40, batch=batch, inputs=33, hidden=hidden,
+                    without="lengths h c p")
     x, w, r, b = tensors[:4]
-    w, r, b = w * 0.2, r * 0.2, b
-    theirs = torch.nn.LSTM(33, 64)
+    w, r = w * np.float32(0.2), r * np.float32(0.2)
+    theirs = torch.nn.LSTM(33, hidden)
 
     def in_torch_order(a: np.ndarray) -> torch.Tensor:
         i, o, f, c = np.split(a, 4)
@@ -218,8 +221,8 @@ def test_long_sequences_against_torch(rng: np.random.Generator) -> None:
     with torch.no_grad():
         theirs.weight_ih_l0.copy_(in_torch_order(w[0]))
         theirs.weight_hh_l0.copy_(in_torch_order(r[0]))
-        theirs.bias_ih_l0.copy_(in_torch_order(b[0, :256]))
-        theirs.bias_hh_l0.copy_(in_torch_order(b[0, 256:]))
+        theirs.bias_ih_l0.copy_(in_torch_order(b[0, :4 * hidden]))
+        theirs.bias_hh_l0.copy_(in_torch_order(b[0, 4 * hidden:]))
         expected, (h, c) = theirs(torch.from_numpy(x))
     got = tz.lstm(x, w, r, b)
     close(got[0][:, 0], expected.numpy(), rtol=1e-5)

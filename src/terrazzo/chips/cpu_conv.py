@@ -37,7 +37,7 @@ from terrazzo.scalar import Const, Load, Scalar, as_scalar, call, cast
 
 Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, and how many
 
-_PANEL_SHARE = 0.5  # of the second-level cache, for a panel of weights that stays there
+_PANEL_SHARE = 0.35  # of the second-level cache, for a panel of weights that stays there
 _CHUNK_SHARE = 0.75  # of the first-level cache, for a chunk of a panel
 _DEEP = 512  # steps of k from which on chunks may pay
 _STRIP_SHARE = 0.3  # of the second-level cache, for the rows of a task
@@ -673,7 +673,7 @@ class _Dense(ConvKernel):
             to, (source.buffer, names("a", a)), (strip.weights[0], names("b", b)), levels,
             strip.live, c_step, Pixels(source.positions[-1], source.positions[-2]), height, across,
             vectors * self.width, accumulate=adds, finish=None if after is None else after.finish,
-            operands=() if after is None else self.operands(here), soon=soon))
+            operands=() if after is None else self.operands(here), soon=soon, near=adds))
 
     def asks_for(self, strip: _Strip, line: Index, column: Index, begin: Index, steps: int
                  ) -> tuple[Index, Index] | None:

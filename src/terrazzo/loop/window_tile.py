@@ -42,8 +42,8 @@ class Pixels:
 
 
 def _meaning(places: Sequence[Place], sizes: Sequence[Index], *, down: int, across: int, nr: int,
-             levels: int, accumulate: bool, lanewise: bool, finish: Finish | None, asks: bool
-             ) -> Stmt:
+             levels: int, accumulate: bool, lanewise: bool, finish: Finish | None, asks: bool,
+             near: bool) -> Stmt:
     (c, c_at), (a, a_at), (b, b_at), *operands = places[:-1] if asks else places
     columns, *rest = sizes
     loops = [(rest[i], rest[i + 1], rest[i + 2]) for i in range(0, 3 * levels, 3)]
@@ -83,11 +83,11 @@ def window_tile(c: Place, a: Place, b: Place, levels: Sequence[Level], columns: 
                 c_step: Pixels, a_step: Pixels, down: int, across: int, nr: int, *,
                 accumulate: bool = False, lanewise: bool = False, finish: Finish | None = None,
                 operands: Sequence[tuple[Place, Pixels]] = (),
-                soon: tuple[Index, Index] | None = None) -> Stmt:
+                soon: tuple[Index, Index] | None = None, near: bool = False) -> Stmt:
     """`C[pixel, j] (+)= sum over the window of A[pixel, tap] * B[tap, j]`, then `finish` of it.
 
     `soon` says where in B later tiles will read, and how many elements of it to ask for in each
-    step of the innermost level.
+    step of the innermost level; `near`, that B lies in the first-level cache.
     """
     steps = [n for p in (c_step, a_step, *(p for _, p in operands)) for n in (p.across, p.down)]
     places = [c, a, b, *(place for place, _ in operands)]
@@ -98,4 +98,4 @@ def window_tile(c: Place, a: Place, b: Place, levels: Sequence[Level], columns: 
                 (columns, *(n for level in levels for n in level), *steps),
                 {"down": down, "across": across, "nr": nr, "levels": len(levels),
                  "accumulate": accumulate, "lanewise": lanewise, "finish": finish,
-                 "asks": soon is not None})
+                 "asks": soon is not None, "near": near})

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from terrazzo.compiler import compile_graph, load_compiled, model_key
-from terrazzo.errors import TerrazzoError
+from terrazzo.chips.cpu import host
+from terrazzo.compiler import Lowering, compile_graph, inlined, load_compiled, model_key
+from terrazzo.errors import TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx import convert
+from terrazzo.frontends.onnx.export import export
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import Model, load_model
 from terrazzo.graph.ir import Graph, TensorType
@@ -114,6 +118,16 @@ class Session:
                 return None
         self.model.release()
         return made if isinstance(made, Executable) else None
+
+    def export(self, path: str | PathLike[str]) -> None:
+        """Write the graph after all rewrites of this session's level as an ONNX model."""
+        imported = self.imported
+        if imported is None or imported.put_off:
+            raise UnsupportedOperator("only a model that compiles as a whole can be written",
+                                      where=self.model.where, hint="see tz info")
+        with knobs.override(opt_level=self.level):
+            graph = Lowering(inlined(imported.graph), host()).graph
+        Path(path).write_bytes(export(graph, imported.outputs).SerializeToString())
 
     # ------------------------------------------------------------ running
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *,

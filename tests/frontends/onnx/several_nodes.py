@@ -1,4 +1,4 @@
-"""Models of many nodes that share their inputs: one compilation for a table of cases."""
+"""Models of many nodes in one compilation, and of nodes whose sizes are symbolic."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from one_node import IR, imported
+from one_node import IR, imported, one_node, run
 
 from terrazzo.compiler import compile_graph
+from terrazzo.dtypes import as_dtype
+from terrazzo.frontends.onnx.importer import import_nodes
+from terrazzo.frontends.onnx.model import load_model
+from terrazzo.graph.ir import TensorType
 
 Case = tuple[str, Sequence[int | None], dict[str, Any]]  # operator, numbers of inputs, attributes
 
@@ -45,3 +49,21 @@ def check_all(cases: Sequence[Case], inputs: Sequence[np.ndarray], *, opset: int
         if mine.dtype.kind not in "biufc":
             mine, theirs = mine.astype(np.float32), theirs.astype(np.float32)
         np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=atol, err_msg=node.name)
+
+
+def check_symbolic(operator: str, inputs: Sequence[np.ndarray | None],
+                   shapes: Sequence[tuple[Any, ...] | None], *, outputs: int = 1, **options: Any
+                   ) -> None:
+    """Compare a node compiled for symbolic sizes with the same node compiled for known ones."""
+    model = load_model(one_node(operator, inputs, outputs=outputs, **options).SerializeToString())
+    given = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
+    types = {n: TensorType(shapes[int(n[1:])] or x.shape, as_dtype(x.dtype))
+             for n, x in given.items()}
+    result = import_nodes(list(enumerate(model.graph.node)), model.opsets, types, {},
+                          [o.name for o in model.graph.output])
+    assert not result.put_off, result.put_off
+    made = compile_graph(result.graph)(*(given[n] for n in result.inputs))
+    made = made if isinstance(made, (tuple, list)) else [made]
+    expected = run(operator, inputs, outputs=outputs, **options)
+    for name, mine in zip(result.outputs, made, strict=True):
+        np.testing.assert_allclose(mine, expected[int(name[1:])], rtol=1e-4, atol=1e-5)

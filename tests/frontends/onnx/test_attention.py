@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from one_node import check, imported, one_node
+from several_nodes import check_symbolic
+
+from terrazzo.shapes import dims
 
 pytestmark = pytest.mark.onnx
 BATCH, HEADS, SIZE = 2, 4, 8
@@ -26,10 +29,10 @@ def compare(inputs: list[Any], *, opset: int = 23, outputs: int = 1, **options: 
     check("Attention", inputs, opset=opset, outputs=outputs, rtol=1e-4, atol=1e-5, **options)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"scale": 0.1}, {"is_causal": 1}, {"softcap": 1.5}, {"is_causal": 1, "softcap": 1.5},
+@pytest.mark.parametrize(("kv_heads", "options"), [
+    (HEADS, {}), (2, {}), (HEADS, {"scale": 0.1}), (HEADS, {"is_causal": 1}), (1, {"softcap": 1.5}),
+    (2, {"is_causal": 1, "softcap": 1.5}), (1, {"is_causal": 1}),
 ], ids=str)
-@pytest.mark.parametrize("kv_heads", [HEADS, 2, 1])
 def test_heads_and_options(rng: np.random.Generator, kv_heads: int,
                            options: dict[str, Any]) -> None:
     compare(qkv(rng, kv_heads=kv_heads, value_size=6), **options)
@@ -49,8 +52,8 @@ def masks(rng: np.random.Generator) -> dict[str, np.ndarray]:
             "short": whole[0, 0, :, :4], "blind": np.zeros((5, 6), bool)}
 
 
-@pytest.mark.parametrize("name", ["2-D", "3-D", "4-D", "a batch", "short", "blind"])
-@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize(("name", "causal"), [
+    ("2-D", 0), ("2-D", 1), ("3-D", 1), ("4-D", 0), ("a batch", 1), ("short", 1), ("blind", 0)])
 def test_masks(rng: np.random.Generator, name: str, causal: int) -> None:
     seen = masks(rng)[name]
     inputs = qkv(rng, kv_heads=2)
@@ -91,6 +94,17 @@ def test_types(rng: np.random.Generator, dtype: str) -> None:
     inputs = [x.astype(dtype) for x in qkv(rng)]
     check("Attention", inputs, opset=23, is_causal=1, rtol=5e-3 if dtype == "float16" else 1e-6,
           atol=5e-3 if dtype == "float16" else 1e-7)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_symbolic_sizes(rng: np.random.Generator, queries: int) -> None:
+    b, s, p = dims("b s p")
+    new: Any = 1 if queries == 1 else s
+    q, k, v = qkv(rng, queries, queries, 2)
+    past = [floats(rng, BATCH, 2, 4, SIZE) for _ in range(2)]
+    shapes = [(b, HEADS, new, SIZE), (b, 2, new, SIZE), (b, 2, new, SIZE), None, (b, 2, p, SIZE),
+              (b, 2, p, SIZE)]
+    check_symbolic("Attention", [q, k, v, None, *past], shapes, opset=23, is_causal=1, outputs=3)
 
 
 def test_three_axes_without_heads_are_refused(rng: np.random.Generator) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from one_node import check, imported, one_node, run
+from several_nodes import check_symbolic
+
+from terrazzo.shapes import dims
 
 pytestmark = pytest.mark.onnx
 
@@ -125,3 +128,13 @@ def test_lp_normalization(rng: np.random.Generator, attributes: dict[str, Any]) 
     check("LpNormalization", [x], expected=[expected], **attributes)
     (zeros,) = run("LpNormalization", [np.zeros((2, 3), np.float32)], **attributes)
     assert (zeros == 0).all()
+
+
+def test_symbolic_sizes(rng: np.random.Generator) -> None:
+    b, s, t = dims("b s t")
+    x, image, per_channel = floats(rng, 2, 5, 16), floats(rng, 2, 4, 3, 5), floats(rng, 4)
+    check_symbolic("LayerNormalization", [x, floats(rng, 16), floats(rng, 16)],
+                   [(b, s, 16), None, None], outputs=3)
+    check_symbolic("GroupNormalization", [image, per_channel, per_channel],
+                   [(b, 4, s, t), None, None], num_groups=2)
+    check_symbolic("LRN", [image], [(b, 4, s, t)], size=3)

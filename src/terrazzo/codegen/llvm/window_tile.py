@@ -46,6 +46,7 @@ def emit_window_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     finish = facts["finish"]
     described = [elems, [b.dtype.short for b in buffers], nr, facts["down"], facts["across"],
                  facts["levels"], facts["accumulate"], facts["lanewise"], facts["asks"],
+                 facts["near"],
                  [s.literal for s in sizes],
                  None if finish is None else (format_scalar(finish.value), finish.along)]
     digest = hashlib.sha256(str(described).encode()).hexdigest()[:12]
@@ -141,7 +142,7 @@ class _Window:
         """One step of the window for all pixels."""
         lanewise = self.tile.constants["lanewise"]
         sums = list(sums)
-        if not lanewise and len(masks) <= _NARROW:
+        if not lanewise and not self.tile.constants["near"] and len(masks) <= _NARROW:
             ahead = b.gep(self.elems[2], right, b.mul(b_step, _ROWS_AHEAD), inbounds=False)
             for at in range(0, self.width * len(masks), 64 // _FLOATS[self.elems[2]]):
                 b.prefetch(b.gep(self.elems[2], ahead, at, inbounds=False))

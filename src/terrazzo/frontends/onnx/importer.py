@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo import index
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError, UnsupportedOperator, located
 from terrazzo.frontends.onnx import shape_values
@@ -46,7 +45,7 @@ from terrazzo.graph.ir import (
     trace_scope,
 )
 from terrazzo.graph.rewrite import constant_array
-from terrazzo.index import Index, IndexExpr, Var, proves_le
+from terrazzo.index import Index, IndexExpr, free_vars, proves_le
 
 _FOLD = 1 << 16  # bytes; small results of constants are computed at once, as sizes may hang on them
 
@@ -63,15 +62,6 @@ class Imported:
     constants: dict[str, np.ndarray] = field(default_factory=dict)  # outputs that are constant
     # Pairs a <= b of symbolic sizes that the graph relies on, for it to have one shape for all.
     assumptions: tuple[tuple[Index, Index], ...] = ()
-
-    def admits(self, shapes: Mapping[str, Sequence[int]]) -> bool:
-        """Whether inputs of these shapes keep to what was assumed of symbolic sizes."""
-        if not self.assumptions:
-            return True
-        values = {n: size for name, value in zip(self.inputs, self.graph.inputs, strict=True)
-                  for n, size in zip(value.shape, shapes[name]) if isinstance(n, Var)}
-        return all(index.evaluate(a, values) <= index.evaluate(b, values)
-                   for a, b in self.assumptions)
 
 
 class Importer:
@@ -96,7 +86,7 @@ class Importer:
             self.values[name] = literal(np.asarray(sizes.items.astype(sizes.dtype.np)))
 
     def assume(self, a: Index, b: Index) -> bool:
-        """Rely on a <= b from here on; whoever runs the graph makes sure of it (`admits`)."""
+        """Rely on a <= b from here on; whoever runs the graph makes sure of it."""
         if proves_le(a, b):
             return True
         if isinstance(b - a, int):
@@ -302,10 +292,31 @@ def import_nodes(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
     results = [n for n in results if n not in constants]
     graph = Graph(name, (), tuple(values[n] for n in results))
     used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
+    assumptions = tuple(dict.fromkeys(importer.assumptions))
+    unsaid = _sizes_in([[n.attrs for n in graph.nodes], assumptions,
+                        [t.shape for n in graph.nodes for t in n.types]])
+    for value in inputs.values():
+        if value in used:
+            unsaid -= set(value.shape)
+    for value in inputs.values():  # of which only the sizes are used
+        if not unsaid.isdisjoint(value.shape):
+            used.add(value)
+            unsaid -= set(value.shape)
     names = tuple(n for n, v in inputs.items() if v in used)
     graph = Graph(name, tuple(inputs[n] for n in names), graph.outputs)
     return Imported(graph, names, tuple(results), put_off, frozenset(needed), constants,
-                    tuple(dict.fromkeys(importer.assumptions)))
+                    assumptions)
+
+
+def _sizes_in(data: Any) -> set[Any]:
+    """The symbolic sizes that are mentioned anywhere in nested data."""
+    if isinstance(data, IndexExpr):
+        return set(free_vars(data))
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if isinstance(data, (list, tuple)):
+        return set().union(*map(_sizes_in, data))
+    return set()
 
 
 def needed_names(node: Any) -> list[str]:

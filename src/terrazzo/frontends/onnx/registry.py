@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Result = Value | Sequence[Value | None]
 MICROSOFT = "com.microsoft"
+OWN = "terrazzo"  # the domain of operators of ours that ONNX has none for
 
 
 class NeedsValue(Exception):
@@ -77,10 +78,16 @@ def _as_it_comes(function: Callable[..., Any], call: Call) -> Result:
     return function(*call.values())
 
 
+def converts_domain(domain: str) -> Callable[[Callable[[Call], Result]], Callable[[Call], Result]]:
+    """Register a function as the converter of whatever operator of a domain."""
+    return converts("*", domain=domain)
+
+
 def find(domain: str, operator: str, version: int) -> Converter | None:
     """The converter of an operator in a version of its domain."""
     domain = "" if domain == "ai.onnx" else domain
-    for converter in _CONVERTERS.get((domain, operator), ()):
+    candidates = _CONVERTERS.get((domain, operator)) or _CONVERTERS.get((domain, "*"), ())
+    for converter in candidates:
         if converter.since <= version < converter.until:
             return converter
     return None

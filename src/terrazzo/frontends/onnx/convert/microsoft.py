@@ -16,12 +16,12 @@ from terrazzo.graph.ir import Value
 from terrazzo.ops import activation as a
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.arrange import tril, triu
-from terrazzo.ops.contract import matmul
+from terrazzo.ops.contract import batch_matmul, matmul
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.indexing import take
 from terrazzo.ops.norm import group_norm
 from terrazzo.ops.reduce import in_type, sum_, wide_mean, widened
-from terrazzo.ops.shape import moveaxis, split, swapaxes
+from terrazzo.ops.shape import moveaxis, split
 
 # ---------------------------------------------------------------- activations
 _GELUS: dict[str, Callable[[Value], Value]] = {
@@ -78,17 +78,20 @@ def _ended(call: Call, x: Value, parameters: Sequence[float]) -> Value:
 # ---------------------------------------------------------------- products
 @converts("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(call: Call) -> Value:
-    product = matmul(_turned(call, 0, "A"), _turned(call, 1, "B"))
+    x, y = _behind_batch(call, 0, "A"), _behind_batch(call, 1, "B")
+    if min(x.ndim, y.ndim) < 2:  # a vector has nothing to transpose
+        product = matmul(x, y)
+    else:
+        product = batch_matmul(x, y, transpose_x=bool(call.attr("transA", 0)),
+                               transpose_y=bool(call.attr("transB", 0)))
     alpha = call.attr("alpha", 1.0)
     return product if alpha == 1.0 else in_type(alpha * product, product.dtype)
 
 
-def _turned(call: Call, i: int, side: str) -> Value:
-    """An operand with its rows brought behind the batch, and its matrices transposed."""
+def _behind_batch(call: Call, i: int, side: str) -> Value:
+    """An operand whose first axis may be one of its matrices'."""
     x = call.value(i)
-    if call.attr(f"transBatch{side}", 0):
-        x = moveaxis(x, source=0, destination=-2)
-    return swapaxes(x, axis1=-1, axis2=-2) if call.attr(f"trans{side}", 0) and x.ndim > 1 else x
+    return moveaxis(x, source=0, destination=-2) if call.attr(f"transBatch{side}", 0) else x
 
 
 @converts("FusedGemm", domain=MICROSOFT)

@@ -1,0 +1,279 @@
+"""Graphs back into ONNX: what a session made of a model, as a file that others can look at.
+
+Operators with a counterpart in ai.onnx become that, so other runtimes read the result; the few
+that have none become nodes of the domain "terrazzo" under their own name, which we read back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, as_dtype
+from terrazzo.errors import UnsupportedOperator
+from terrazzo.frontends.onnx.registry import OWN, Call, Result, converts_domain
+from terrazzo.frontends.onnx.types import code_of
+from terrazzo.graph.ir import Graph, Node, Value, operator_named
+from terrazzo.index import IndexExpr
+from terrazzo.shapes import normalize_axes
+
+OPSET = 18
+_UNARY = {
+    "absolute": "Abs", "acos": "Acos", "acosh": "Acosh", "asin": "Asin", "asinh": "Asinh",
+    "atan": "Atan", "atanh": "Atanh", "ceil": "Ceil", "cos": "Cos", "cosh": "Cosh", "erf": "Erf",
+    "exp": "Exp", "floor": "Floor", "isinf": "IsInf", "isnan": "IsNaN", "log": "Log",
+    "negative": "Neg", "round": "Round", "sigmoid": "Sigmoid", "sign": "Sign", "sin": "Sin",
+    "sinh": "Sinh", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh",
+}
+_BINARY = {
+    "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "maximum": "Max",
+    "minimum": "Min", "power": "Pow",
+}
+_COMPARISON = {
+    "equal": "Equal", "less": "Less", "less_equal": "LessOrEqual", "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+}
+_LOGIC = {"bitwise_and": "And", "bitwise_or": "Or", "bitwise_xor": "Xor"}
+_REDUCTION = {"sum": "ReduceSum", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
+
+
+class _Exporter:
+    """One export in progress."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.names: dict[Value, str] = {}
+        self.nodes: list[Any] = []
+        self.weights: list[Any] = []
+        self.own = False  # whether nodes of our own domain are needed
+
+    # ------------------------------------------------------------ making nodes
+    def fresh(self, hint: str) -> str:
+        return f"{hint}_{len(self.names) + len(self.nodes) + len(self.weights)}"
+
+    def emit(self, operator: str, inputs: Sequence[str], output: str = "", **attrs: Any) -> str:
+        from onnx import helper
+
+        output = output or self.fresh(operator.lower())
+        self.nodes.append(helper.make_node(operator, list(inputs), [output],
+                                           name=f"{operator}_{len(self.nodes)}", **attrs))
+        return output
+
+    def weight(self, array: np.ndarray, hint: str = "constant") -> str:
+        from onnx import numpy_helper
+
+        name = self.fresh(hint)
+        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def ints(self, numbers: Sequence[Any]) -> str:
+        if any(isinstance(n, IndexExpr) for n in numbers):
+            raise UnsupportedOperator("a graph with symbolic sizes cannot be written as ONNX yet",
+                                      hint="fix them with add_free_dimension_override_by_name")
+        return self.weight(np.array(numbers, np.int64), "sizes")
+
+    def cast(self, value: Value, dtype: DType) -> str:
+        name = self.names[value]
+        return name if value.dtype is dtype else self.emit("Cast", [name], to=code_of(dtype))
+
+    # ------------------------------------------------------------ the model
+    def model(self, names: Sequence[str]) -> Any:
+        from onnx import helper
+
+        inputs = []
+        for i, value in enumerate(self.graph.inputs):
+            self.names[value] = value.name or f"x{i}"
+            inputs.append(self._info(self.names[value], value))
+        for node in self.graph.nodes:
+            self.visit(node)
+        outputs = []
+        for name, value in zip(names, self.graph.outputs, strict=True):
+            self.emit("Identity", [self.names[value]], name)
+            outputs.append(self._info(name, value))
+        graph = helper.make_graph(self.nodes, self.graph.name, inputs, outputs, self.weights)
+        imports = [helper.make_opsetid("", OPSET)]
+        if self.own:
+            imports.append(helper.make_opsetid(OWN, 1))
+        return helper.make_model(graph, opset_imports=imports, producer_name="terrazzo",
+                                 ir_version=9)
+
+    def _info(self, name: str, value: Value) -> Any:
+        from onnx import helper
+
+        shape = [str(n) if isinstance(n, IndexExpr) else n for n in value.shape]
+        return helper.make_tensor_value_info(name, code_of(value.dtype), shape)
+
+    def visit(self, node: Node) -> None:
+        rule = _RULES.get(node.op.name)
+        made = rule(self, node) if rule is not None else None
+        if made is None:
+            self._own(node)
+        else:
+            self.names[node.outputs[0]] = made
+
+    def _own(self, node: Node) -> None:
+        """A node of our own domain, with its attributes as JSON."""
+        from onnx import helper
+
+        self.own = True
+        outputs = [self.fresh(node.op.name) for _ in node.outputs]
+        self.nodes.append(helper.make_node(
+            node.op.name, ["" if v is None else self.names[v] for v in node.inputs], outputs,
+            name=f"{node.op.name}_{len(self.nodes)}", domain=OWN,
+            attrs=json.dumps({k: _plain(v) for k, v in node.attrs.items()})))
+        self.names.update(zip(node.outputs, outputs, strict=True))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DType):
+        return {"dtype": value.name}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    if isinstance(value, (np.integer, np.floating, np.bool_)):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UnsupportedOperator(f"an attribute of type {type(value).__name__} cannot be written as "
+                              "ONNX")
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return as_dtype(value["dtype"])
+    return tuple(map(_restored, value)) if isinstance(value, list) else value
+
+
+@converts_domain(OWN)
+def own_operator(call: Call) -> Result:
+    """A node that `export` wrote: any operator of ours by its name."""
+    attrs = {k: _restored(v) for k, v in json.loads(call.attr("attrs", "{}")).items()}
+    op = operator_named(call.node.op_type)
+    inputs = [call.optional(i) for i in range(len(call))]
+    return op(inputs, **attrs) if op.variadic else op(*inputs, **attrs)
+
+
+# ---------------------------------------------------------------- operators with a counterpart
+def _unary(x: _Exporter, node: Node) -> str:
+    (value,) = node.inputs
+    assert value is not None
+    dtype = value.dtype if node.types[0].dtype.is_bool else node.types[0].dtype
+    return x.emit(_UNARY[node.op.name], [x.cast(value, dtype)])
+
+
+def _binary(x: _Exporter, node: Node) -> str | None:
+    dtype = node.types[0].dtype
+    if dtype.is_bool or (node.op.name in ("divide", "power") and not dtype.is_float):
+        return None
+    return x.emit(_BINARY[node.op.name], [x.cast(v, dtype) for v in node.inputs if v is not None])
+
+
+def _comparison(x: _Exporter, node: Node) -> str | None:
+    a, b = (v for v in node.inputs if v is not None)
+    if a.dtype is not b.dtype:
+        return None
+    return x.emit(_COMPARISON[node.op.name], [x.names[a], x.names[b]])
+
+
+def _logic(x: _Exporter, node: Node) -> str | None:
+    if not node.types[0].dtype.is_bool:
+        return None
+    return x.emit(_LOGIC[node.op.name], [x.names[v] for v in node.inputs if v is not None])
+
+
+def _where(x: _Exporter, node: Node) -> str:
+    test, a, b = (v for v in node.inputs if v is not None)
+    dtype = node.types[0].dtype
+    return x.emit("Where", [x.names[test], x.cast(a, dtype), x.cast(b, dtype)])
+
+
+def _reduction(x: _Exporter, node: Node) -> str | None:
+    (value,) = node.inputs
+    assert value is not None
+    if node.types[0].dtype.is_bool:
+        return None
+    axes = normalize_axes(node.attrs["axis"], value.ndim)
+    return x.emit(_REDUCTION[node.op.name], [x.cast(value, node.types[0].dtype), x.ints(axes)],
+                  keepdims=int(node.attrs["keepdims"]))
+
+
+def _matmul(x: _Exporter, node: Node) -> str:
+    names = []
+    for value, swap in zip(node.inputs, ("transpose_x", "transpose_y"), strict=True):
+        assert value is not None
+        name = x.cast(value, node.types[0].dtype)
+        if node.attrs[swap]:
+            rank = value.ndim
+            name = x.emit("Transpose", [name], perm=[*range(rank - 2), rank - 1, rank - 2])
+        names.append(name)
+    return x.emit("MatMul", names)
+
+
+def _convolve(x: _Exporter, node: Node) -> str:
+    """Ours has the channels last, ONNX's has them first."""
+    value, weight = node.inputs
+    assert value is not None and weight is not None
+    rank, attrs = value.ndim, node.attrs
+    first = [0, rank - 1, *range(1, rank - 1)]
+    turned = x.emit("Transpose", [x.names[value]], perm=first)
+    kernel = x.emit("Transpose", [x.names[weight]],
+                    perm=[rank - 1, rank - 2, *range(rank - 2)])
+    pads = [lo for lo, _ in attrs["padding"]] + [hi for _, hi in attrs["padding"]]
+    made = x.emit("Conv", [turned, kernel], strides=list(attrs["strides"]), pads=pads,
+                  dilations=list(attrs["dilation"]), group=attrs["groups"])
+    return x.emit("Transpose", [made], perm=[0, *range(2, rank), 1])
+
+
+def _slice(x: _Exporter, node: Node) -> str:
+    (value,) = node.inputs
+    assert value is not None
+    attrs = node.attrs
+    stops = [-(1 << 62) if step < 0 and stop < 0 else stop
+             for stop, step in zip(attrs["stops"], attrs["steps"], strict=True)]
+    return x.emit("Slice", [x.names[value], x.ints(attrs["starts"]), x.ints(stops),
+                            x.ints(range(value.ndim)), x.ints(attrs["steps"])])
+
+
+def _full(x: _Exporter, node: Node) -> str:
+    number = np.full((1,), node.attrs["value"], node.types[0].dtype.np)
+    return x.emit("Expand", [x.weight(number), x.ints(node.types[0].shape)])
+
+
+def _shaped(operator: str) -> Callable[[_Exporter, Node], str]:
+    return lambda x, node: x.emit(operator, [_first(x, node), x.ints(node.types[0].shape)])
+
+
+def _first(x: _Exporter, node: Node) -> str:
+    value = node.inputs[0]
+    assert value is not None
+    return x.names[value]
+
+
+def _constant(x: _Exporter, node: Node) -> str:
+    return x.weight(node.attrs["value"])
+
+
+_RULES: dict[str, Callable[[_Exporter, Node], str | None]] = {
+    **dict.fromkeys(_UNARY, _unary), **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(_COMPARISON, _comparison), **dict.fromkeys(_LOGIC, _logic),
+    **dict.fromkeys(_REDUCTION, _reduction),
+    "constant": _constant, "where": _where, "batch_matmul": _matmul, "convolve": _convolve,
+    "slice": _slice, "full": _full, "reshape": _shaped("Reshape"),
+    "broadcast_to": _shaped("Expand"),
+    "rsqrt": lambda x, node: x.emit("Reciprocal", [x.emit("Sqrt", [_first(x, node)])]),
+    "astype": lambda x, node: x.emit("Cast", [_first(x, node)], to=code_of(node.types[0].dtype)),
+    "permute_dims": lambda x, node: x.emit("Transpose", [_first(x, node)], perm=[
+        a % len(node.types[0].shape) for a in node.attrs["axes"]]),
+    "concat": lambda x, node: x.emit("Concat", [
+        x.cast(v, node.types[0].dtype) for v in node.inputs if v is not None],
+        axis=node.attrs["axis"]),
+}
+
+
+def export(graph: Graph, outputs: Sequence[str]) -> Any:
+    """A ModelProto that computes what the graph does; `outputs` are the names to give."""
+    return _Exporter(graph).model(outputs)
+
+
