@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -510,12 +511,20 @@ def bench(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def op(function: Callable[..., Any] | None = None, *, name: str | None = None,
-       grad: Callable[..., Any] | None = None) -> Any:
+       grad: Callable[..., Any] | None = None, domain: str = "") -> Any:
     """Make a function of tensors an operator: compiled, differentiable, like the built-in ones.
 
-    Parameters before `*` are tensors, those after it are attributes.
+    Parameters before `*` are tensors, those after it are attributes. With a `domain`, ONNX models
+    may use it too, as a node of that domain with the operator's name.
     """
-    return operator(function, family="user", name=name, grad=grad)
+    if function is None:
+        return partial(op, name=name, grad=grad, domain=domain)
+    made = operator(function, family="user", name=name, grad=grad)
+    if domain:
+        from terrazzo.frontends.onnx.registry import converts_operator
+
+        converts_operator(made, domain)
+    return made
 
 
 def jit(function: Callable[..., Any]) -> Compiled:

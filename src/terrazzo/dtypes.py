@@ -93,24 +93,32 @@ float16 = DType("float16", "f16", "f", 16, numpy.dtype("float16"))
 bfloat16 = DType("bfloat16", "bf16", "f", 16, numpy.dtype(ml_dtypes.bfloat16))
 float8_e4m3fn = DType("float8_e4m3fn", "f8e4m3", "f", 8, numpy.dtype(ml_dtypes.float8_e4m3fn))
 float8_e5m2 = DType("float8_e5m2", "f8e5m2", "f", 8, numpy.dtype(ml_dtypes.float8_e5m2))
+float8_e4m3fnuz = DType(
+    "float8_e4m3fnuz", "f8e4m3fnuz", "f", 8, numpy.dtype(ml_dtypes.float8_e4m3fnuz))
+float8_e5m2fnuz = DType(
+    "float8_e5m2fnuz", "f8e5m2fnuz", "f", 8, numpy.dtype(ml_dtypes.float8_e5m2fnuz))
+float4_e2m1fn = DType("float4_e2m1fn", "f4e2m1", "f", 4, numpy.dtype(ml_dtypes.float4_e2m1fn))
 int64 = DType("int64", "i64", "i", 64, numpy.dtype("int64"))
 int32 = DType("int32", "i32", "i", 32, numpy.dtype("int32"))
 int16 = DType("int16", "i16", "i", 16, numpy.dtype("int16"))
 int8 = DType("int8", "i8", "i", 8, numpy.dtype("int8"))
 int4 = DType("int4", "i4", "i", 4, numpy.dtype(ml_dtypes.int4))
+int2 = DType("int2", "i2", "i", 2, numpy.dtype(ml_dtypes.int2))
 uint64 = DType("uint64", "u64", "u", 64, numpy.dtype("uint64"))
 uint32 = DType("uint32", "u32", "u", 32, numpy.dtype("uint32"))
 uint16 = DType("uint16", "u16", "u", 16, numpy.dtype("uint16"))
 uint8 = DType("uint8", "u8", "u", 8, numpy.dtype("uint8"))
 uint4 = DType("uint4", "u4", "u", 4, numpy.dtype(ml_dtypes.uint4))
+uint2 = DType("uint2", "u2", "u", 2, numpy.dtype(ml_dtypes.uint2))
 bool_ = DType("bool", "bool", "b", 1, numpy.dtype("bool"))
 complex64 = DType("complex64", "c64", "c", 64, numpy.dtype("complex64"))
 complex128 = DType("complex128", "c128", "c", 128, numpy.dtype("complex128"))
 
 DTYPES: tuple[DType, ...] = (
-    float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2,
-    int64, int32, int16, int8, int4,
-    uint64, uint32, uint16, uint8, uint4,
+    float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float8_e4m3fnuz,
+    float8_e5m2fnuz, float4_e2m1fn,
+    int64, int32, int16, int8, int4, int2,
+    uint64, uint32, uint16, uint8, uint4, uint2,
     bool_, complex64, complex128,
 )  # fmt: skip
 
@@ -123,11 +131,16 @@ _COMPUTE = {
     bfloat16: float32,
     float8_e4m3fn: float32,
     float8_e5m2: float32,
+    float8_e4m3fnuz: float32,
+    float8_e5m2fnuz: float32,
+    float4_e2m1fn: float32,
     int4: int8,
+    int2: int8,
     uint4: uint8,
+    uint2: uint8,
 }
 _REAL = {complex64: float32, complex128: float64}
-_FLOAT8 = frozenset({float8_e4m3fn, float8_e5m2})
+_FLOAT8 = frozenset(t for t in DTYPES if t.is_float and t.bits <= 8)
 _SIGNED_BY_BITS = {t.bits: t for t in DTYPES if t.kind == "i"}
 _UNSIGNED_BY_BITS = {t.bits: t for t in DTYPES if t.kind == "u"}
 
@@ -189,7 +202,7 @@ def _promote_floats(dtypes: frozenset[DType]) -> DType:
     """The narrowest float that all convert to; 8-bit floats give way to any wider one."""
     wide = dtypes - _FLOAT8
     if not wide:
-        # float16 is the narrowest type that holds both 8-bit formats exactly.
+        # float16 is the narrowest type that holds all 8-bit formats exactly.
         return float16 if len(dtypes) > 1 else next(iter(dtypes))
     widest = max(wide, key=lambda t: t.bits)
     # float16 has the precision and bfloat16 the range; neither holds the other.

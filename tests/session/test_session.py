@@ -200,3 +200,18 @@ def test_local_functions_are_inlined() -> None:
     proto = model([node("Twice", "x", "y", domain="mine")], {"x": (2,)}, ["y"],
                   functions=[function], domains={"mine": 1})
     assert Session(proto).run({"x": np.float32([1, 2])})[0].tolist() == [2, 4]
+
+
+def test_an_operator_of_the_users_in_a_model(rng: np.random.Generator) -> None:
+    @tz.op(domain="my.domain")
+    def shifted_square(x: Any, *, by: float = 0.0) -> Any:
+        return (x + by) * (x + by)
+
+    proto = model([node("shifted_square", "x", "y", domain="my.domain", by=2.0)], {"x": (3,)},
+                  ["y"], domains={"my.domain": 1})
+    x = rng.standard_normal(3, np.float32)
+    np.testing.assert_allclose(Session(proto, reference=False).run({"x": x})[0], (x + 2) ** 2,
+                               rtol=1e-6)
+    proto.graph.node[0].attribute[0].name = "wrong"
+    with pytest.raises(UnsupportedOperator, match="'wrong'"):
+        Session(proto, reference=False).run({"x": x})

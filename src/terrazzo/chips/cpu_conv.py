@@ -41,7 +41,8 @@ _PANEL_SHARE = 0.35  # of the second-level cache, for a panel of weights that st
 _CHUNK_SHARE = 0.75  # of the first-level cache, for a chunk of a panel
 _DEEP = 512  # steps of k from which on chunks may pay
 _STRIP_SHARE = 0.3  # of the second-level cache, for the rows of a task
-_TASKS_PER_CORE = 4
+_TASKS_PER_CORE = 2
+_WEIGHT_CYCLES, _COPY_CYCLES = 2.5, 8.0  # of a line that is read again, or copied
 _TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
 _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 _MOST_VECTORS = 4
@@ -83,14 +84,14 @@ class _Shape:
 def _cycles(pixels: int, vectors: int, chunk: int) -> float:
     """Cycles that one step of k takes: multiplications, loads, or waiting for the last sum.
 
-    Measured on AVX-512: loads and requests for memory take .87 of a cycle each; tiles of two
-    vectors or less have to ask ahead; and a line of weights comes from the second-level cache in
-    2.5 cycles. Weights in chunks lie in the first-level cache, but sums come and go with each.
+    Measured on AVX-512: loads and requests for memory take a cycle each; tiles of two vectors or
+    less have to ask ahead; and a line of weights comes from the second-level cache in 2.5 cycles.
+    Weights in chunks lie in the first-level cache, but sums come and go with each.
     """
     products, loads = pixels * vectors / 2, pixels + vectors
     if chunk:
-        return max(products, 0.87 * loads, 4.0) + (3.5 * products + 20) / chunk
-    return max(products, 0.87 * (loads + (vectors if vectors <= 2 else 0)), 2.5 * vectors, 4.0)
+        return max(products, loads, 4.0) + (3.5 * products + 20) / chunk
+    return max(products, loads + (vectors if vectors <= 2 else 0), 2.5 * vectors, 4.0)
 
 
 def _choose(width: Index, height: Index, outputs: int, depth: int, run: int, chip: ChipSpec,
@@ -269,12 +270,16 @@ class _Dense(ConvKernel):
             shape.across if self.by_columns else across) * others
         wanted = max(1, min(_TASKS_PER_CORE * self.chip.cores, flops // (4 * _TASK_FLOPS)))
         weights = self.depth * self.panels * self.nr * item
+        # Cycles for a line: weights that stay in the cache cost nothing to read again.
+        again = _WEIGHT_CYCLES if weights > self.chip.l2_bytes else 0.1
+        copied = _COPY_CYCLES if self.copies else 0.5
         best: tuple[float, int, int] | None = None
         for strips in range(1, units + 1):
             need = min(math.ceil(wanted / max(others * strips, 1)), self.panels)
             missing = wanted / (others * strips * need)
             spill = max(footprint(strips) / room, 1.0) if strips < units else 1.0
-            price = (strips * weights + need * footprint(1)) * spill * max(missing, 1.0)
+            cycles = strips * weights * again + need * footprint(1) * copied
+            price = (flops * item + cycles) * spill * max(missing, 1.0)
             if best is None or price < best[0]:
                 best = price, strips, need
         assert best is not None

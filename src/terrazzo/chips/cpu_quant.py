@@ -433,8 +433,9 @@ def match_window(program: Program) -> Window | None:
     if None in map(small_value, (left, right)) or not known:
         return None
     leading, inner = list(reduce.axes[:-1]), [reduce.axes[-1]]
-    while leading and all(outer == inner[0].extent * near for outer, near in zip(
-            strides[leading[-1]], strides[inner[0]], strict=True)):
+    while leading and all(near is not None and outer == inner[0].extent * near
+                          for outer, near in zip(strides[leading[-1]], strides[inner[0]],
+                                                 strict=True)):
         inner.insert(0, leading.pop())
     if strides[inner[-1]][0] != 1:
         return None

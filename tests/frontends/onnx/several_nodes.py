@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from one_node import IR, imported, one_node, run
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from one_node import IR, imported, one_node, run
 
 from terrazzo.compiler import compile_graph
 from terrazzo.dtypes import as_dtype

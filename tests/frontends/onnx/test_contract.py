@@ -54,8 +54,8 @@ def test_gemm_of_integers() -> None:
 
 
 @pytest.mark.parametrize(("equation", "shapes"), [
-    ("ij,jk->ik", [(3, 4), (4, 5)]), ("bij, bjk -> bik", [(2, 3, 4), (2, 4, 5)]), ("ii->i", [(3, 3)]),
-    ("ij->ji", [(3, 4)]), ("...ii->...", [(2, 3, 3)]), ("i,i", [(4,), (4,)]),
+    ("ij,jk->ik", [(3, 4), (4, 5)]), ("bij, bjk -> bik", [(2, 3, 4), (2, 4, 5)]),
+    ("ii->i", [(3, 3)]), ("ij->ji", [(3, 4)]), ("...ii->...", [(2, 3, 3)]), ("i,i", [(4,), (4,)]),
     ("bhid,bhjd->bhij", [(2, 2, 3, 4), (2, 2, 5, 4)]), ("ij->", [(3, 4)]),
 ])
 def test_einsum(rng: np.random.Generator, equation: str, shapes: list[tuple[int, ...]]) -> None:

@@ -255,3 +255,19 @@ def test_inputs_of_which_only_the_size_is_used_stay() -> None:
     ], {"x": (1, ["b", "n"]), "z": (1, ["b"])}, ["y"], zero=0, one=1)
     result = check_symbolic(model, {"x": ("b", "n"), "z": ("b",)}, {}, [{"b": 2, "n": 5}])
     assert result.inputs == ("x",)
+
+
+def test_a_range_written_as_the_places_of_ones() -> None:
+    """As exporters wrote torch.arange before there was Range."""
+    node = helper.make_node
+    model = model_of([
+        node("Shape", ["x"], ["n"], start=1, end=2),
+        node("ConstantOfShape", ["n"], ["ones"], value=numpy_helper.from_array(
+            np.array([1], np.int64))),
+        node("NonZero", ["ones"], ["places"]),
+        node("Transpose", ["places"], ["column"], perm=[1, 0]),
+        node("Squeeze", ["column", "one"], ["counted"]),
+        node("Cast", ["counted"], ["floats"], to=1),
+        node("Add", ["x", "floats"], ["y"]),
+    ], {"x": (1, ["b", "n"])}, ["y"], one=[1])
+    check_symbolic(model, {"x": ("b", "n")}, {}, [{"b": 2, "n": 5}, {"b": 1, "n": 1}])

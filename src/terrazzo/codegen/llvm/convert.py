@@ -1,10 +1,10 @@
 """Conversions between f32 and the small float types, in instructions that vectorise.
 
-f16 has instructions of its own on every CPU we target but old x86. bf16 and the two fp8 types go
-through integer operations: LLVM would turn them into scalar library calls. fp8 values are held as
-i8.
-Rounding is to nearest, ties to even; what overflows becomes nan in e4m3fn, which has no
-infinities, and infinity in e5m2, as in ml_dtypes.
+f16 has instructions of its own on every CPU we target but old x86. bf16 and the floats of 8 bits
+and fewer go through integer operations: LLVM would turn them into scalar library calls. The latter
+are held as i8.
+Rounding is to nearest, ties to even; what overflows becomes infinity where there is one (e5m2),
+else nan (e4m3fn, the fnuz types), else the largest number (e2m1fn), as in ml_dtypes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,22 @@ class _Small:
     bits: int
     mantissa_bits: int
     bias: int
-    infinity: int  # the code of infinity, or, without infinities, of the only nan
+    infinity: int  # what overflows becomes: the code of infinity, of a nan, or the largest number
     nan: int
     has_infinity: bool
+    fnuz: bool = False  # the code of -0.0 is the only nan: there is one zero, and no infinity
+    has_nan: bool = True
 
 
 _FP8 = {
     "e4m3fn": _Small(bits=8, mantissa_bits=3, bias=7, infinity=0x7F, nan=0x7F, has_infinity=False),
     "e5m2": _Small(bits=8, mantissa_bits=2, bias=15, infinity=0x7C, nan=0x7E, has_infinity=True),
+    "e4m3fnuz": _Small(bits=8, mantissa_bits=3, bias=8, infinity=0x80, nan=0x80,
+                       has_infinity=False, fnuz=True),
+    "e5m2fnuz": _Small(bits=8, mantissa_bits=2, bias=16, infinity=0x80, nan=0x80,
+                       has_infinity=False, fnuz=True),
+    "e2m1fn": _Small(bits=4, mantissa_bits=1, bias=1, infinity=7, nan=0, has_infinity=False,
+                     has_nan=False),
 }
 
 _HALF = _Small(bits=16, mantissa_bits=10, bias=15, infinity=0x7C00, nan=0x7E00, has_infinity=True)
@@ -45,7 +53,7 @@ def _has_half(b: Builder) -> bool:
 
 
 def to_f32(b: Builder, v: Val, kind: str = "") -> Val:
-    """A half, bfloat or fp8 value as f32, exactly; `kind` names the fp8 type that an i8 holds."""
+    """A half, bfloat or smaller value as f32, exactly; `kind` names the type that an i8 holds."""
     if v.elem == "float":
         return v
     if v.elem == "half":
@@ -59,7 +67,7 @@ def to_f32(b: Builder, v: Val, kind: str = "") -> Val:
 
 
 def from_f32(b: Builder, v: Val, elem: str) -> Val:
-    """f32 rounded to 'half', 'bfloat', or to the fp8 types 'e4m3fn' and 'e5m2' (as i8)."""
+    """f32 rounded to 'half', 'bfloat', or to a type of 8 bits or fewer, such as 'e5m2' (as i8)."""
     if elem == "float":
         return v
     if elem == "half":
@@ -94,7 +102,10 @@ def _decode(b: Builder, v: Val, small: _Small) -> Val:
     special = b.or_(placed, _INFINITY)
     if not small.has_infinity:
         special = b.or_(special, 0x400000)
-    bits = b.select(b.icmp("uge", magnitude, small.infinity), special, bits)
+    if small.has_nan:
+        is_special = (b.icmp("eq", b.and_(code, 2 * top - 1), top) if small.fnuz
+                      else b.icmp("uge", magnitude, small.infinity))
+        bits = b.select(is_special, special, bits)
     return b.cast("bitcast", b.or_(bits, sign), "float")
 
 
@@ -117,4 +128,6 @@ def _encode(b: Builder, v: Val, small: _Small) -> Val:
     # Signed comparison is enough: codes of finite numbers and of overflows are all positive.
     code = b.intrinsic("llvm.smin", [code, b.const(code.ty, small.infinity)], code.ty)
     code = b.select(b.icmp("ugt", magnitude, _INFINITY), b.const(code.ty, small.nan), code)
-    return b.cast("trunc", b.or_(code, sign), f"i{small.bits}")
+    if small.fnuz:
+        sign = b.select(b.icmp("eq", code, 0), b.const(code.ty, 0), sign)
+    return b.cast("trunc", b.or_(code, sign), f"i{max(small.bits, 8)}")

@@ -84,7 +84,8 @@ class _Tile:
     asking: bool  # for what is needed soon
 
     def write(self, b: Builder, params: list[Val]) -> None:
-        c, a, right, soon, begins, accumulate, groups, lda, ldc, segments, jump, share, *live = params
+        c, a, right, soon, begins, accumulate, *sizes = params
+        groups, lda, ldc, segments, jump, share, *live = sizes
         sums = vec("i32", self.width)
         masks = [self.mask(b, b.sub(live[0], v * self.width)) if live else None
                  for v in range(self.vectors)]

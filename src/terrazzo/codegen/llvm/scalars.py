@@ -12,7 +12,8 @@ from terrazzo.errors import UnsupportedDType
 from terrazzo.scalar import REDUCTIONS
 
 _FLOATS = {"float64": "double", "float32": "float", "float16": "half", "bfloat16": "bfloat"}
-_FP8 = {"float8_e4m3fn": "e4m3fn", "float8_e5m2": "e5m2"}
+_FP8 = {"float8_e4m3fn": "e4m3fn", "float8_e5m2": "e5m2", "float8_e4m3fnuz": "e4m3fnuz",
+        "float8_e5m2fnuz": "e5m2fnuz", "float4_e2m1fn": "e2m1fn"}
 
 
 def register_type(dtype: DType) -> str:

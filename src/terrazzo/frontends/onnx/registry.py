@@ -24,7 +24,7 @@ from terrazzo.dtypes import DType
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.frontends.onnx.model import node_text, sparse_array, tensor_array
 from terrazzo.frontends.onnx.types import dtype_of
-from terrazzo.graph.ir import Value
+from terrazzo.graph.ir import Operator, Value
 from terrazzo.index import Index, IndexExpr
 
 if TYPE_CHECKING:
@@ -76,6 +76,22 @@ def converts_each(table: Mapping[str, Callable[..., Any]], domain: str = "") -> 
 
 def _as_it_comes(function: Callable[..., Any], call: Call) -> Result:
     return function(*call.values())
+
+
+def converts_operator(operator: Operator, domain: str) -> None:
+    """Register an operator of ours as that of a domain, inputs by place, attributes by name."""
+    allowed = {p.name for p in operator.attr_params}
+
+    def convert(call: Call) -> Result:
+        names = [a.name for a in call.node.attribute]
+        unknown = [n for n in names if n not in allowed]
+        if unknown:
+            call.unsupported(f"has the attribute {unknown[0]!r}, which {operator!r} does not take")
+        attrs = {n: call.attr(n) for n in names}
+        inputs = [call.optional(i) for i in range(len(call))]
+        return operator(inputs, **attrs) if operator.variadic else operator(*inputs, **attrs)
+
+    _CONVERTERS[domain, operator.name] = [Converter(convert)]
 
 
 def converts_domain(domain: str) -> Callable[[Callable[[Call], Result]], Callable[[Call], Result]]:

@@ -285,7 +285,8 @@ def _constants_added(node: Node, uses: Uses) -> Value | None:
     """Two constants that are added one after the other, added beforehand."""
     for inner_value, outer in (node.inputs, node.inputs[::-1]):
         inner = None if inner_value is None else inner_value.node
-        if inner is None or inner.op.name != "add" or uses.get(inner_value) != 1 or (
+        if inner_value is None or inner is None or inner.op.name != "add" or uses.get(
+                inner_value) != 1 or (
                 node.types[0].dtype is not float32):
             continue
         second = constant_array(outer)
