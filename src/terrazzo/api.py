@@ -12,7 +12,6 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -518,7 +517,7 @@ def op(function: Callable[..., Any] | None = None, *, name: str | None = None,
     may use it too, as a node of that domain with the operator's name.
     """
     if function is None:
-        return partial(op, name=name, grad=grad, domain=domain)
+        return functools.partial(op, name=name, grad=grad, domain=domain)
     made = operator(function, family="user", name=name, grad=grad)
     if domain:
         from terrazzo.frontends.onnx.registry import converts_operator

@@ -20,6 +20,8 @@ TYPES = {
     "bfloat": ("bfloat", ml_dtypes.bfloat16, np.uint16),
     "e4m3fn": ("i8", ml_dtypes.float8_e4m3fn, np.uint8),
     "e5m2": ("i8", ml_dtypes.float8_e5m2, np.uint8),
+    "e4m3fnuz": ("i8", ml_dtypes.float8_e4m3fnuz, np.uint8),
+    "e5m2fnuz": ("i8", ml_dtypes.float8_e5m2fnuz, np.uint8),
 }
 
 

@@ -48,6 +48,7 @@ _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 _MOST_VECTORS = 4
 _LINE = 64
 _WAY = 4096  # bytes of one way of the first-level cache: addresses so far apart share a set
+_FEW_PIXELS = 7  # have room in a set, next to weights
 
 
 def lower_convolution(program: Program, chip: ChipSpec, constants: frozenset[Tensor]
@@ -186,6 +187,7 @@ class _Dense(ConvKernel):
         self.run = conv.channels * (self.column.taps if self.is_run else 1)
         self.shape = _choose(self.column.extent, self.row.extent, share, self.depth, self.run,
                              chip, self.wide.itemsize)
+        self.copies |= self.is_crowded()
         self.width = min(self.lanes, 1 << (share - 1).bit_length())
         self.nr = self.shape.vectors * self.width
         self.panels = math.ceil(share / self.nr)
@@ -206,10 +208,8 @@ class _Dense(ConvKernel):
         """Whether rows are copied, and how far apart pixels are in the copy."""
         conv, column = self.conv, self.column
         channels = conv.channels
-        step = column.stride * column.step
-        crowded = isinstance(step, int) and step * self.wide.itemsize % _WAY == 0
         self.copies = (self.x.dtype is not self.wide or column.below or column.size is not None
-                       or (channels > 1 and conv.x_channel != 1) or crowded)
+                       or (channels > 1 and conv.x_channel != 1))
         self.pitch = channels
         # A window of 1 skips pixels: the copy leaves them out.
         self.row_step = self.row.stride if self.row.taps == 1 else 1
@@ -217,6 +217,12 @@ class _Dense(ConvKernel):
         apart = column.stride // self.column_step * channels * self.wide.itemsize
         if apart % (_WAY // 4) == 0:
             self.pitch += _LINE // self.wide.itemsize
+
+    def is_crowded(self) -> bool:
+        """Whether pixels of a tile would push each other out of the first-level cache."""
+        step = self.column.stride * self.column.step
+        return isinstance(step, int) and step * self.wide.itemsize % _WAY == 0 and (
+            self.shape.across > _FEW_PIXELS and self.column.taps == 1)
 
     def rows_of(self, rows: Index) -> Index:
         """Rows of the input under so many rows of the output."""
@@ -270,16 +276,17 @@ class _Dense(ConvKernel):
             shape.across if self.by_columns else across) * others
         wanted = max(1, min(_TASKS_PER_CORE * self.chip.cores, flops // (4 * _TASK_FLOPS)))
         weights = self.depth * self.panels * self.nr * item
-        # Cycles for a line: weights that stay in the cache cost nothing to read again.
+        # Cycles for a line: weights that stay in the cache cost little to read again.
         again = _WEIGHT_CYCLES if weights > self.chip.l2_bytes else 0.1
         copied = _COPY_CYCLES if self.copies else 0.5
         best: tuple[float, int, int] | None = None
         for strips in range(1, units + 1):
             need = min(math.ceil(wanted / max(others * strips, 1)), self.panels)
             missing = wanted / (others * strips * need)
-            spill = max(footprint(strips) / room, 1.0) if strips < units else 1.0
-            cycles = strips * weights * again + need * footprint(1) * copied
-            price = (flops * item + cycles) * spill * max(missing, 1.0)
+            lines = strips * weights * again + need * footprint(1) * copied
+            if footprint(strips) > room:
+                lines += self.panels * footprint(1) * _WEIGHT_CYCLES
+            price = (flops / (4 * self.lanes) + others * lines / _LINE) * max(missing, 1.0)
             if best is None or price < best[0]:
                 best = price, strips, need
         assert best is not None

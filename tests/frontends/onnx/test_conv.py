@@ -92,9 +92,8 @@ def test_bad_attributes_are_refused(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
-@pytest.mark.parametrize("attributes", [
-    {"pads": [1, 1, 1, 1]}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}], ids=str)
+@pytest.mark.parametrize("attributes", [{"pads": [1, 1]}, {"auto_pad": "SAME_UPPER"}], ids=str)
 def test_symbolic_sizes(rng: np.random.Generator, operator: str, attributes: dict[str, Any]
                         ) -> None:
-    check_symbolic(operator, [images(rng, 1, 2, 6, 7), images(rng, 2, 2, 3, 3)], {0: (0, 2, 3)},
-                   strides=[2, 2], **attributes)
+    check_symbolic(operator, [images(rng, 1, 2, 6), images(rng, 2, 2, 3)], {0: (0, 2)},
+                   strides=[2], **attributes)

@@ -88,10 +88,6 @@ class _Window:
         c, a, right, *operands = pointers
         elem = self.elems[0]
         c_rows = [b.gep(elem, c, offset) for offset in pixels(0)]
-        for row in () if facts["lanewise"] else c_rows:
-            # Rows of C may be far apart: asked for now, they arrive while the sums are made.
-            for at in range(0, nr, 64 // _FLOATS[elem]):
-                b.prefetch(b.gep(elem, row, at), write=True)
         zero = const(vec(elem, self.width), 0.0)
         state = [zero] * (len(c_rows) * len(masks))
         if asked is not None:
