@@ -40,7 +40,7 @@ Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, 
 _PANEL_SHARE = 0.35  # of the second-level cache, for a panel of weights that stays there
 _CHUNK_SHARE = 0.75  # of the first-level cache, for a chunk of a panel
 _DEEP = 512  # steps of k from which on chunks may pay
-_STRIP_SHARE = 0.3  # of the second-level cache, for the rows of a task
+_STRIP_SHARE = 0.4  # of the second-level cache, for the rows of a task and its output
 _TASKS_PER_CORE = 2
 _WEIGHT_CYCLES, _COPY_CYCLES = 2.5, 8.0  # of a line that is read again, or copied
 _TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
@@ -276,6 +276,7 @@ class _Dense(ConvKernel):
             shape.across if self.by_columns else across) * others
         wanted = max(1, min(_TASKS_PER_CORE * self.chip.cores, flops // (4 * _TASK_FLOPS)))
         weights = self.depth * self.panels * self.nr * item
+        results = total * (shape.across if self.by_columns else across) * self.share * item
         # Cycles for a line: weights that stay in the cache cost little to read again.
         again = _WEIGHT_CYCLES if weights > self.chip.l2_bytes else 0.1
         copied = _COPY_CYCLES if self.copies else 0.5
@@ -284,8 +285,8 @@ class _Dense(ConvKernel):
             need = min(math.ceil(wanted / max(others * strips, 1)), self.panels)
             missing = wanted / (others * strips * need)
             lines = strips * weights * again + need * footprint(1) * copied
-            if footprint(strips) > room:
-                lines += self.panels * footprint(1) * _WEIGHT_CYCLES
+            if footprint(strips) + results // (strips * need) > room:
+                lines += self.panels * footprint(1) * _WEIGHT_CYCLES + results
             price = (flops / (4 * self.lanes) + others * lines / _LINE) * max(missing, 1.0)
             if best is None or price < best[0]:
                 best = price, strips, need

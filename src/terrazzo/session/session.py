@@ -12,7 +12,7 @@ import numpy as np
 
 from terrazzo.chips.cpu import host
 from terrazzo.compiler import Lowering, compile_graph, inlined, load_compiled, model_key
-from terrazzo.errors import TerrazzoError, UnsupportedOperator
+from terrazzo.errors import CompileError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx import convert
 from terrazzo.frontends.onnx.export import export
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
@@ -58,9 +58,17 @@ class Session:
             if executable is not None:
                 self.whole = CompiledModel(executable, threads=threads, profiles=self.profiles)
 
-    def _compile(self, graph: Graph) -> Any:
+    def _compile(self, graph: Graph, key: str = "", notes: Mapping[str, Any] | None = None) -> Any:
         with knobs.override(opt_level=self.level):
-            return compile_graph(graph)
+            try:
+                return compile_graph(graph, key=key, notes=notes)
+            except (TerrazzoError, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                raise CompileError(
+                    f"compiling {graph.name} failed inside terrazzo: {type(error).__name__}: "
+                    f"{error}", where=self.model.where,
+                    hint="this is a mistake of ours, or of the model; please report it") from error
 
     def _call(self, executable: Any, arrays: Sequence[Any]) -> list[Any]:
         """Run a compiled part with this session's threads, recording it where that is wanted."""
@@ -109,7 +117,7 @@ class Session:
                     o.name for o in self.outputs}:
                 return None
             try:
-                made = compile_graph(imported.graph, key=key, notes=notes_of(imported))
+                made = self._compile(imported.graph, key, notes_of(imported))
             except TerrazzoError as error:
                 if not any(isinstance(n, IndexExpr) for v in imported.graph.inputs
                            for n in v.shape):

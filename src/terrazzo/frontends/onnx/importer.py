@@ -47,6 +47,9 @@ from terrazzo.graph.ir import (
 from terrazzo.graph.rewrite import constant_array
 from terrazzo.index import Index, IndexExpr, free_vars, proves_le
 
+# What a converter may raise over inputs or attributes that its operator does not allow.
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError,
+            RecursionError, TypeError, ValueError)
 _FOLD = 1 << 16  # bytes; small results of constants are computed at once, as sizes may hang on them
 
 
@@ -137,7 +140,13 @@ class Importer:
             self.expand(node, body)
             return
         with located(node_text(node)), trace_scope():
-            result = converter.function(call)
+            try:
+                result = converter.function(call)
+            except (NeedsValue, TerrazzoError):
+                raise
+            except _MISFITS as error:
+                raise UnsupportedOperator(
+                    f"{node_text(node)} makes no sense: {type(error).__name__}: {error}") from error
         self._finish(node, result)
 
     def _finish(self, node: Any, result: Result) -> None:
