@@ -358,7 +358,7 @@ def _reduced(node: Node, error: np.ndarray, dims: Mapping[Var, int]) -> np.ndarr
     return ~answer if node.op.name == "all" else answer
 
 
-def _batch_matmul(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+def _contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
                   dims: Mapping[Var, int]) -> list[np.ndarray]:
     x, y = inputs
     assert x is not None and y is not None
@@ -372,7 +372,8 @@ def _batch_matmul(node: Node, inputs: list[Bounded | None], values: list[np.ndar
         carried = carried + product(x.error, right + y.error)
     if not y.exact:
         carried = carried + product(left, y.error)
-    count = x.value.shape[-2 if node.attrs["transpose_x"] else -1]
+    count = (math.prod(y.value.shape[:-1]) if node.op.name == "convolve" else
+             x.value.shape[-2 if node.attrs["transpose_x"] else -1])
     return [_accumulated(product(left, right), carried, max(count, 1), node.types[0].dtype)]
 
 
@@ -467,7 +468,7 @@ Rule = Callable[[Node, list[Bounded | None], list[np.ndarray], Mapping[Var, int]
 _RULES: dict[str, Rule] = {
     "sum": _sum, "prod": _prod, "max": _extreme, "min": _extreme, "any": _extreme,
     "all": _extreme, "cumulative": _cumulative, "linear_recurrence": _linear_recurrence,
-    "batch_matmul": _batch_matmul, "sort_pairs": _sorted, "top_few": _sorted,
+    "batch_matmul": _contraction, "convolve": _contraction, "sort_pairs": _sorted, "top_few": _sorted,
 }  # fmt: skip
 
 

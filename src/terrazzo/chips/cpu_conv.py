@@ -37,7 +37,7 @@ from terrazzo.scalar import Const, Load, Scalar, as_scalar, call, cast
 
 Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, and how many
 
-_PANEL_SHARE = 0.35  # of the second-level cache, for a panel of weights that stays there
+_PANEL_SHARE = 0.25  # of the second-level cache, for a panel of weights that stays there
 _CHUNK_SHARE = 0.75  # of the first-level cache, for a chunk of a panel
 _DEEP = 512  # steps of k from which on chunks may pay
 _STRIP_SHARE = 0.4  # of the second-level cache, for the rows of a task and its output
@@ -48,7 +48,7 @@ _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 _MOST_VECTORS = 4
 _LINE = 64
 _WAY = 4096  # bytes of one way of the first-level cache: addresses so far apart share a set
-_FEW_PIXELS = 7  # have room in a set, next to weights
+_FEW_PIXELS = 9  # have room in a set, next to weights
 
 
 def lower_convolution(program: Program, chip: ChipSpec, constants: frozenset[Tensor]

@@ -18,7 +18,7 @@ from terrazzo.dtypes import int64
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, fresh_axis
 from terrazzo.graph.ir import Node, TensorType, Value, constant
-from terrazzo.index import Index, ceildiv, maximum, minimum, proves_lt
+from terrazzo.index import Index, ceildiv, maximum, minimum
 from terrazzo.loop.interpret import convert
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive, with_shape
@@ -32,7 +32,6 @@ from terrazzo.scalar import reduce as reduce_scalar
 from terrazzo.scalar import where as where_scalar
 from terrazzo.shapes import Shape, contiguous_strides, dims_text
 
-UNROLLED = 32  # elements of a window that are written out; more are a loop
 Pairs = tuple[tuple[Index, Index], ...]
 
 
@@ -102,64 +101,23 @@ def _windows_type(x: TensorType, *, window: Any, strides: Any, padding: Any, dil
     return with_shape(x, (x.shape[0], *sizes, x.shape[-1]))
 
 
-class _Windows:
-    """Where the elements of a window lie, for the output at some indices."""
+def _window(x: Tensor, o: Sequence[Index], *, window: Any, strides: Any, padding: Any,
+            dilation: Any) -> tuple[list[Axis], tuple[Index, ...]]:
+    """Axes over the elements of an output's window that are not padding, and where those lie.
 
-    def __init__(self, shape: Shape, out: Shape, window: Any, strides: Any, padding: Any,
-                 dilation: Any):
-        self.sizes, self.counts = shape[1:-1], out[1:-1]
-        self.rows = tuple(zip(self.sizes, window, strides, padding, dilation, strict=True))
-        self.window = tuple(window)
-
-    @property
-    def is_small(self) -> bool:
-        return math.prod(self.window) <= UNROLLED
-
-    def start(self, d: int, o: Index) -> Index:
-        return o * self.rows[d][2] - self.rows[d][3][0]
-
-    def reach(self, d: int, o: Index) -> tuple[Index, Index]:
-        """The first element of a window that is not padding, and the end of those."""
-        n, size, _, _, step = self.rows[d]
-        start = self.start(d, o)
+    Ranges that end at the border need no masks. Written out, windows of 4 and 9 elements were not
+    faster (Ice Lake, 64 to 512 channels).
+    """
+    axes, places = [], []
+    for d, (n, at, size, stride, (before, _), step) in enumerate(zip(
+            x.shape[1:-1], o, window, strides, padding, dilation, strict=True)):
+        start = at * stride - before
         first = maximum(0, ceildiv(-start, step))
         end = minimum(size, ceildiv(n - start, step))
-        return first, end
-
-    def needs_padding(self) -> bool:
-        return any(pair != (0, 0) for _, _, _, pair, _ in self.rows)
-
-    def never_empty(self) -> bool:
-        """Whether every window holds at least one element that is not padding."""
-        return all(self._never_empty(d) for d in range(len(self.rows)))
-
-    def _never_empty(self, d: int) -> bool:
-        n, size, _, (before, after), step = self.rows[d]
-        count = self.counts[d]
-        if not isinstance(n, int) or not isinstance(count, int):
-            return step == 1 and all(isinstance(p, int) and p < size for p in (before, after))
-        return all(proves_lt(*self.reach(d, o)) for o in range(count))
-
-    def taps(self, o: Sequence[Index]) -> list[tuple[Index, ...]]:
-        """The spatial indices of all elements, those in the padding moved to the nearest inside."""
-        columns = []
-        for d, (_, size, _, pair, step) in enumerate(self.rows):
-            start = self.start(d, o[d])
-            first, end = self.reach(d, o[d])
-            places = range(size)
-            columns.append([start + step * (k if pair == (0, 0) else minimum(
-                maximum(k, first), end - 1)) for k in places])
-        return list(itertools.product(*columns))
-
-    def ranges(self, o: Sequence[Index]) -> tuple[list[Axis], tuple[Index, ...]]:
-        """Axes over the elements that are not padding, and where those lie."""
-        axes, places = [], []
-        for d, (_, size, _, _, step) in enumerate(self.rows):
-            first, end = self.reach(d, o[d])
-            axis = fresh_axis(f"k{d}", size)
-            axes.append(Axis(axis.var, first, maximum(first, end)))
-            places.append(self.start(d, o[d]) + step * axis.var)
-        return axes, tuple(places)
+        axis = fresh_axis(f"k{d}", size)
+        axes.append(Axis(axis.var, first, maximum(first, end)))
+        places.append(start + step * axis.var)
+    return axes, tuple(places)
 
 
 def _numpy_taps(x: np.ndarray, out: Any, window: Any, strides: Any, padding: Any, dilation: Any,
@@ -212,20 +170,12 @@ def _window_max_grad(node: Node, g: Value) -> list[Value | None]:
 def window_max(x: Any, *, window: Any, strides: Any, padding: Any, dilation: Any,
                out: TensorType) -> Tensor:
     """the largest element of every window of [N, *S, C]; nan wins"""
-    windows = _Windows(x.shape, out.shape, window, strides, padding, dilation)
     combine = "or" if out.dtype.is_bool else "max"
 
     def element(n: Index, *rest: Index) -> Scalar:
         *o, c = rest
-        if windows.is_small and windows.never_empty():
-            # Padding is replaced by an element of the window: one more copy changes no maximum.
-            value: Scalar | None = None
-            for place in windows.taps(o):
-                load = x[(n, *place, c)]
-                value = load if value is None else call(combine, value, load)
-            assert value is not None
-            return value
-        axes, place = windows.ranges(o)
+        axes, place = _window(x, o, window=window, strides=strides, padding=padding,
+                              dilation=dilation)
         return reduce_scalar(combine, x[(n, *place, c)], axes)
 
     return compute(out.shape, element, origin="window_max")
@@ -254,11 +204,10 @@ def window_argmax(x: Any, largest: Any, *, window: Any, strides: Any, padding: A
 
     `largest` is what window_max found; a nan counts as the largest.
     """
-    windows = _Windows(x.shape, out.shape, window, strides, padding, dilation)
-
     def element(n: Index, *rest: Index) -> Scalar:
         *o, c = rest
-        axes, place = windows.ranges(o)
+        axes, place = _window(x, o, window=window, strides=strides, padding=padding,
+                              dilation=dilation)
         value = x[(n, *place, c)]
         hit = call("eq", value, largest[(n, *rest)])
         if value.dtype.is_float:
@@ -303,19 +252,12 @@ def _window_sum_grad(node: Node, g: Value) -> list[Value | None]:
 def window_sum(x: Any, *, window: Any, strides: Any, padding: Any, dilation: Any,
                out: TensorType) -> Tensor:
     """the sum of every window of [N, *S, C]"""
-    windows = _Windows(x.shape, out.shape, window, strides, padding, dilation)
     wide = out.dtype.compute
 
     def element(n: Index, *rest: Index) -> Scalar:
         *o, c = rest
-        if windows.is_small and not windows.needs_padding():
-            value: Scalar | None = None
-            for place in windows.taps(o):
-                load = cast_scalar(x[(n, *place, c)], wide)
-                value = load if value is None else call("add", value, load)
-            assert value is not None
-            return cast_scalar(value, out.dtype)
-        axes, place = windows.ranges(o)
+        axes, place = _window(x, o, window=window, strides=strides, padding=padding,
+                              dilation=dilation)
         return cast_scalar(reduce_scalar("add", cast_scalar(x[(n, *place, c)], wide), axes),
                            out.dtype)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from terrazzo.dtypes import as_dtype
-from terrazzo.errors import DTypeError, ModelError, UnsupportedOperator
+from terrazzo.errors import DTypeError, ModelError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx.functions import (
     function_body,
     has_function,
@@ -17,7 +18,7 @@ from terrazzo.frontends.onnx.functions import (
     proto_of,
     steps_of,
 )
-from terrazzo.frontends.onnx.importer import outer_names
+from terrazzo.frontends.onnx.importer import MISFITS, outer_names
 from terrazzo.frontends.onnx.model import node_text, tensor_array
 from terrazzo.frontends.onnx.registry import attribute_value
 from terrazzo.graph.ir import TensorType
@@ -51,8 +52,24 @@ class HostStep(Protocol):
 
 
 class _Step:
-    def __init__(self, function: Callable[[Env], Sequence[Any]], where: str = "host"):
-        self.run, self.where = function, where
+    def __init__(self, node: Any, function: Callable[[Env], Sequence[Any]], where: str = "host"):
+        self.node, self.function, self.where = node, function, where
+
+    def run(self, env: Env) -> Sequence[Any]:
+        with _making_sense(self.node):
+            return self.function(env)
+
+
+@contextmanager
+def _making_sense(node: Any) -> Iterator[None]:
+    """What Python objects to in a node's attributes or inputs is the model's mistake."""
+    try:
+        yield
+    except TerrazzoError:
+        raise
+    except MISFITS as error:
+        raise ModelError(f"{node_text(node)} makes no sense: {type(error).__name__}: {error}"
+                         ) from error
 
 
 def host_step(node: Any, why: str, block: Block) -> HostStep:
@@ -61,7 +78,8 @@ def host_step(node: Any, why: str, block: Block) -> HostStep:
     domain = "" if node.domain == "ai.onnx" else node.domain
     attrs = {a.name: attribute_value(a, setting.where) for a in node.attribute}
     if not domain and node.op_type in CONTROL:
-        return _Step(CONTROL[node.op_type](node, attrs, block))
+        with _making_sense(node):
+            return _Step(node, CONTROL[node.op_type](node, attrs, block))
     function = HOST_OPS.get((domain, node.op_type))
     if function is not None:
         version = setting.opsets.get(domain, 1)
@@ -69,13 +87,13 @@ def host_step(node: Any, why: str, block: Block) -> HostStep:
         def run(env: Env) -> Sequence[Any]:
             return function(attrs, version, [env[n] if n else None for n in node.input])
 
-        return _Step(run)
+        return _Step(node, run)
     body = _defining_function(node, block)
     if body is not None:
-        return _Step(body)
+        return _Step(node, body)
     if setting.reference:
         setting.announce(node, why)
-        return _Step(ReferenceNode(node, setting.opsets).run, "reference")
+        return _Step(node, ReferenceNode(node, setting.opsets).run, "reference")
     raise UnsupportedOperator(
         f"{node_text(node)} cannot be compiled: {why}", where=setting.where or None,
         hint="add 'ReferenceExecutionProvider' to the providers to run such nodes in numpy")
@@ -211,7 +229,7 @@ def _scan(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
         if len(lengths) > 1:
             raise ModelError(f"{node_text(node)} scans inputs of different lengths {lengths}")
         for items in zip(*series, strict=True):
-            here = [*state, *(np.ascontiguousarray(i) for i in items)]
+            here = [*state, *(np.array(i) for i in items)]
             results = inner.run({**outside, **dict(zip(names, here, strict=True))})
             state = [np.asarray(r) for r in results[:states]]
             for column, item in zip(collected, results[states:], strict=True):
@@ -243,7 +261,7 @@ def _scan_8(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env]
             stop = len(series[0]) if lengths is None else int(lengths[b])
             collected: list[list[Any]] = []
             for t in range(stop):
-                here = [*state, *(np.ascontiguousarray(s[t]) for s in series)]
+                here = [*state, *(np.array(s[t]) for s in series)]
                 results = inner.run({**outside, **dict(zip(names, here, strict=True))})
                 state = list(results[:states])
                 collected.append(list(results[states:]))

@@ -139,6 +139,12 @@ def test_a_truncated_file(tmp_path: Path) -> None:
             load_model(path)
 
 
+def test_an_old_operator_that_never_changed_is_read() -> None:
+    proto = model([node("Not", "x", "y")], {"x": (3,)}, ["y"], opset=1,
+                  kinds={"x": onnx.TensorProto.BOOL, "y": onnx.TensorProto.BOOL})
+    assert load_model(proto).opsets[""] == 1
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot read"):
         load_model(tmp_path / "none.onnx")

@@ -84,3 +84,12 @@ def test_first_version_of_resize() -> None:
     np.testing.assert_array_equal(y, [[[[1, 3]]]])  # the example of that version's tests
     (y,) = run("Resize", [x, np.array([1, 1, 1, 2], np.float32)], opset=10, mode="linear")
     np.testing.assert_allclose(y[0, 0, 0], [1, 1.5, 2, 2.5, 3, 3.5, 4, 4])
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.6, 1.7, 3.0])
+def test_half_pixels_of_tensorflow(scale: float) -> None:
+    x = np.arange(10, dtype=np.float32)
+    (y,) = run("Resize", [x, EMPTY, np.array([scale], np.float32)], opset=11, mode="nearest",
+               coordinate_transformation_mode="tf_half_pixel_for_nn", nearest_mode="floor")
+    places = np.floor((np.arange(len(y)) + 0.5) / np.float32(scale))
+    np.testing.assert_array_equal(y, np.clip(places, 0, 9))

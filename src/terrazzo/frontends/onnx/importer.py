@@ -48,8 +48,8 @@ from terrazzo.graph.rewrite import constant_array
 from terrazzo.index import Index, IndexExpr, free_vars, proves_le
 
 # What a converter may raise over inputs or attributes that its operator does not allow.
-_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError,
-            RecursionError, TypeError, ValueError)
+MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError,
+           RecursionError, TypeError, ValueError)
 _FOLD = 1 << 16  # bytes; small results of constants are computed at once, as sizes may hang on them
 
 
@@ -144,7 +144,7 @@ class Importer:
                 result = converter.function(call)
             except (NeedsValue, TerrazzoError):
                 raise
-            except _MISFITS as error:
+            except MISFITS as error:
                 raise UnsupportedOperator(
                     f"{node_text(node)} makes no sense: {type(error).__name__}: {error}") from error
         self._finish(node, result)

@@ -119,11 +119,26 @@ def _model(onnx: Any, source: Any, where: str, folder: Path | None) -> Model:
 
 def _opsets(proto: Any, where: str) -> dict[str, int]:
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
-    version = opsets.setdefault("", 1 if proto.ir_version < 3 else 0)
-    if any(n.domain in ("", "ai.onnx") for n in proto.graph.node) and version < OLDEST:
-        raise ModelError(f"the model uses opset {version} of ai.onnx, terrazzo reads {OLDEST} and "
-                         "later", where=where, hint="convert it with onnx.version_converter")
+    version = opsets.setdefault("", 1)
+    if version < OLDEST:
+        for node in proto.graph.node:
+            if node.domain in ("", "ai.onnx") and not _as_later(node.op_type, version):
+                raise ModelError(
+                    f"{node_text(node)} is of opset {version} of ai.onnx, where it had another "
+                    f"meaning; terrazzo reads {OLDEST} and later", where=where,
+                    hint="convert the model with onnx.version_converter")
     return opsets
+
+
+def _as_later(operator: str, version: int) -> bool:
+    """Whether an operator of an old opset is the one we read: it did not change until then."""
+    from onnx import defs
+
+    try:
+        return defs.get_schema(operator, version).since_version == defs.get_schema(
+            operator, OLDEST).since_version
+    except defs.SchemaError:
+        return False
 
 
 def _inlined(onnx: Any, proto: Any, where: str) -> Any:
@@ -259,6 +274,7 @@ def node_text(node: Any) -> str:
 
 def check_graph(graph: Any, known: set[str], where: str, outer: Iterable[str] = ()) -> None:
     """Every value is made once, before it is used; ModelError names the node that breaks this."""
+    _check_texts(graph, where)
     available = {"", *known, *outer, *(i.name for i in graph.input)}
     if len({i.name for i in graph.input}) < len(graph.input):
         raise ModelError("two inputs have the same name", where=where)
@@ -284,3 +300,16 @@ def check_graph(graph: Any, known: set[str], where: str, outer: Iterable[str] = 
     for info in graph.output:
         if info.name not in available or not info.name:
             raise ModelError(f"nothing makes the output {info.name!r}", where=where)
+
+
+def _check_texts(graph: Any, where: str) -> None:
+    """Protobuf hands out a name that is no UTF-8 as bytes, which no other code expects."""
+    ends = (*graph.input, *graph.output)
+    texts = [graph.name, *(i.name for i in (*ends, *graph.initializer))]
+    texts += [d.dim_param for i in ends for d in i.type.tensor_type.shape.dim]
+    for node in graph.node:
+        texts += [node.op_type, node.domain, node.name, *node.input, *node.output]
+        texts += [a.name for a in node.attribute]
+    for text in texts:
+        if not isinstance(text, str):
+            raise ModelError(f"the name {text!r} is not UTF-8", where=where)
