@@ -65,6 +65,12 @@ def key() -> Maker:
     return given(np.uint64(0x1234_5678_9ABC_DEF0))
 
 
+def small(dtype: Any, *shape: int) -> Maker:
+    """All the values of an integer type."""
+    limits = np.iinfo(dtype)
+    return lambda rng: rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+
+
 X = spread(3, 5)
 I = bits(3, 5)
 MORE: dict[str, list[Case]] = {
@@ -162,6 +168,28 @@ MORE: dict[str, list[Case]] = {
     "window_argmax": [case(given(np.arange(24.0).reshape(1, 4, 6, 1) % 7), given(
         np.array([5.0, 6, 6, 4, 6, 6]).reshape(1, 2, 3, 1)), window=(2, 2), strides=(2, 2),
         padding=((0, 0), (0, 0)), dilation=(1, 1))],
+    # quantisation
+    "quantize_linear": [case(X, given(np.float32(0.02)), small(np.int8)), case(
+        X, given(np.float32(0.5)), dtype="float8_e4m3fn"), case(X, given(np.full(5, 0.1, np.float32)),
+                                                              small(np.uint8, 5))],
+    "dequantize_linear": [case(small(np.uint8, 3, 5), given(np.float32(0.3)), small(np.uint8)),
+                          case(small(np.int8, 3, 5), given(np.float32(0.3)))],
+    "dynamic_quantize_linear": [case(X)],
+    "integer_matmul": [case(small(np.uint8, 3, 9), small(np.int8, 9, 17))],
+    "matmul_integer": [case(small(np.int8, 3, 9), small(np.uint8, 9, 17), small(np.int8),
+                            small(np.uint8, 17))],
+    "qlinear_matmul": [case(
+        small(np.uint8, 3, 9), given(np.float32(0.1)), small(np.uint8), small(np.int8, 9, 17),
+        given(np.full(17, 0.1, np.float32)), small(np.int8), given(np.float32(3)),
+        small(np.uint8))],
+    "integer_convolve": [case(small(np.uint8, 2, 7, 6, 4), small(np.int8, 3, 3, 4, 10),
+                              strides=(2, 1), dilation=(1, 1))],
+    "conv_integer": [case(small(np.int8, 2, 4, 7, 6), small(np.int8, 10, 4, 3, 3), small(np.int8),
+                          padding=1)],
+    "qlinear_conv": [case(
+        small(np.uint8, 2, 4, 7, 6), given(np.float32(0.1)), small(np.uint8),
+        small(np.int8, 10, 4, 3, 3), given(np.float32(0.1)), small(np.int8), given(np.float32(5)),
+        small(np.uint8), strides=2)],
     "stop_gradient": [case(X)],
     "constant": [called(lambda op, x: x + np.arange(15, dtype=np.float32).reshape(3, 5), X)],
     "while_loop": [called(lambda op, x: tz.while_loop(
@@ -254,7 +282,9 @@ KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagona
                "tfidf_vectorizer", "non_max_suppression_padded", "select_boxes", "max_pool",
                "max_pool_indices", "average_pool", "lp_pool", "window_max", "window_sum",
                "max_unpool", "resize", "upsample", "grid_sample", "affine_grid", "roi_align",
-               "max_roi_pool", "depth_to_space", "space_to_depth", "col2im", "deform_conv"}
+               "max_roi_pool", "depth_to_space", "space_to_depth", "col2im", "deform_conv",
+               "convolve", "conv", "conv_transpose", "integer_convolve", "conv_integer",
+               "qlinear_conv"}
 
 
 def symbolic_graph(name: str, arrays: Sequence[np.ndarray | None], row: Case) -> Graph:

@@ -277,3 +277,21 @@ def test_samples_cover_what_they_promise(rng: np.random.Generator) -> None:
                 assert np.isnan(floats.astype(np.float32)).any()
     shapes = {s.types for s in samples.samples(example, float32, "symbolic", rng)}
     assert len(shapes) == 1, "one compilation for all sizes"
+
+
+def test_packed_constants_and_shared_kernels_are_checked() -> None:
+    """Kernels get constants as they want them at every level, and one kernel serves two layers."""
+    weights = np.random.default_rng(0).normal(size=(2, 6, 6)).astype(np.float32)
+
+    def layers(x: Any) -> Any:
+        for w in weights:
+            x = tz.relu(tz.matmul(x, w))
+        return x
+
+    graph, _ = trace(layers, [TensorType((4, 6), float32)], name="layers")
+    subject = verifier.Subject(graph)
+    first, second = subject.lowering.functions
+    assert first is second and list(first.packed) == [1]
+    levels: set[str] = set()
+    subject.check([np.ones((4, 6), np.float32)], note=lambda level, _: levels.add(level))
+    assert levels == {"graph", "expr", "loop", "code"}

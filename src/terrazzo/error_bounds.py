@@ -468,7 +468,8 @@ Rule = Callable[[Node, list[Bounded | None], list[np.ndarray], Mapping[Var, int]
 _RULES: dict[str, Rule] = {
     "sum": _sum, "prod": _prod, "max": _extreme, "min": _extreme, "any": _extreme,
     "all": _extreme, "cumulative": _cumulative, "linear_recurrence": _linear_recurrence,
-    "batch_matmul": _contraction, "convolve": _contraction, "sort_pairs": _sorted, "top_few": _sorted,
+    "batch_matmul": _contraction, "convolve": _contraction, "sort_pairs": _sorted,
+    "top_few": _sorted,
 }  # fmt: skip
 
 

@@ -254,5 +254,12 @@ def test_errors() -> None:
         tz.lstm(x, w, r, activations=("Sine", "Tanh", "Tanh"))
     with pytest.raises(ArgumentError, match="has 3 activations, not 2"):
         tz.lstm(x, w, r, activations=("Tanh", "Tanh"))
+    for name, wrong in {"b": tensor(1, 24), "sequence_lens": Value(TensorType((4,), tz.int32)),
+                        "initial_h": tensor(3, 1, 6), "initial_c": tensor(1, 3, 5),
+                        "p": tensor(1, 24)}.items():
+        with pytest.raises(ShapeError, match="of shape"):
+            tz.lstm(x, w, r, **{name: wrong})
+    with pytest.raises(DTypeError, match="lengths that are integers"):
+        tz.lstm(x, w, r, sequence_lens=tensor(3))
     with pytest.raises(DTypeError, match="one float type"):
         tz.lstm(Value(TensorType((5, 3, 4), tz.int32)), w, r)

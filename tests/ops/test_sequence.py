@@ -96,6 +96,9 @@ def test_errors() -> None:
     with pytest.raises(ShapeError, match="do not fit"):
         tz.linear_attention(q, tensor(2, 5, 6), q, q_num_heads=2, kv_num_heads=2,
                             update_rule="linear")
+    with pytest.raises(ShapeError, match="needs a state"):
+        tz.linear_attention(q, q, q, tensor(2, 2, 4, 5), q_num_heads=2, kv_num_heads=2,
+                            update_rule="linear")
     with pytest.raises(RankError, match="rows of known length"):
         tz.tfidf_vectorizer(tensor(2, 3, 4), mode="TF", min_gram_length=1, max_gram_length=1,
                             max_skip_count=0, ngram_counts=(0,), ngram_indexes=(0,),

@@ -132,6 +132,8 @@ def test_errors() -> None:
         tz.dft(tensor(3, dim("n"), 1))
     with pytest.raises(ArgumentError, match="at least 1"):
         tz.dft(tensor(3, 8, 1), length=0)
+    with pytest.raises(ArgumentError, match="of a signal of 8"):
+        tz.stft(tensor(3, 8, 1), tensor(16), frame_step=4)
     with pytest.raises(ShapeError, match="as long a window"):
         tz.stft(tensor(3, 80, 1), tensor(16), frame_step=4, frame_length=8)
 

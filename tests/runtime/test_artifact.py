@@ -17,7 +17,7 @@ import pytest
 import terrazzo as tz
 from terrazzo.chips.cpu import host
 from terrazzo.compiler import Lowering, compile_graph
-from terrazzo.dtypes import float32
+from terrazzo.dtypes import bfloat16, float32, int64
 from terrazzo.errors import ArtifactError, CpuFeatureError
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
@@ -79,6 +79,18 @@ def test_save_and_load(tmp_path: Path, rng: np.random.Generator) -> None:
     assert repr(loaded) == repr(compiled)
 
 
+KINDS_OF_CONSTANTS = [np.empty((0, 3), np.float32), np.ones(3, bfloat16.np), np.array(True),
+                      np.zeros((2, 0), np.int8), np.arange(5, dtype=np.complex64)]
+
+
+def test_constants_of_every_kind_come_back(artifact: Artifact) -> None:
+    given = tuple(map(module.Constant, KINDS_OF_CONSTANTS))
+    again = unpack(pack(replace(artifact, constants=given))).constants
+    for a, b in zip(again, given, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert a.array().tobytes() == b.array().tobytes()
+
+
 def test_constants_stay_in_the_file(tmp_path: Path, rng: np.random.Generator) -> None:
     table = rng.normal(size=(50, 7)).astype(np.float32)
     path = tmp_path / "table.tzx"
@@ -124,8 +136,6 @@ def test_a_constant_is_stored_once_for_each_layout(rng: np.random.Generator) -> 
         logits = tz.matmul(x, tz.transpose(table)) + 1.0
         again = tz.matmul(x * 3.0, tz.transpose(table)) - 1.0
         return logits, again, tz.take(table, ids, axis=0) + 0.5
-
-    from terrazzo.dtypes import int64
 
     graph, _ = trace(model, [TensorType((5, 32), float32), TensorType((4,), int64)], name="f")
     artifact = Lowering(graph, host()).artifact()

@@ -77,8 +77,8 @@ _NARROW_ROWS = 32  # up to here constants of half types stay as narrow as they a
 _PANEL_ROWS = 256  # up to here each task packs its panel for all rows
 _PANEL_ROWS_WHEN_FEW = 64  # the same when there are too few panels to keep all cores busy
 _PIECE_DEPTH = 512  # steps of k in a piece; 256 to 1024 differ little
-# The fewer rows, the more a panel that comes from memory is waited for, and the nearer to its use it
-# has to be asked for: with 64 rows pieces of 256 are 10 % faster than of 512, with 128 2 % slower.
+# With fewer rows a panel that comes from memory is waited for longer, and must be asked for nearer
+# to its use: with 64 rows, pieces of 256 are 10 % faster than of 512; with 128 rows, 2 % slower.
 _SHALLOW_DEPTH = 256
 _SHALLOW_ROWS = 96
 _GROUP_COLUMNS = 1024  # columns of a task with packed blocks of A

@@ -1,20 +1,24 @@
-"""Scaled dot-product attention: one operator, so that chips may run it without the score matrix."""
+"""Scaled dot-product attention, whole so that chips may run it without the score matrix; rotations.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from terrazzo.dtypes import int64
+import numpy as np
+
+from terrazzo.dtypes import int64, promote
 from terrazzo.errors import RankError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value
-from terrazzo.index import Index, divisible, proves_eq
+from terrazzo.index import Index, IndexExpr, divisible, proves_eq
 from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
-from terrazzo.ops.elementwise import astype, greater_equal, rsqrt, where
+from terrazzo.ops.elementwise import astype, equal, greater_equal, remainder, rsqrt, where
 from terrazzo.ops.norm import safe_softmax, softmax
 from terrazzo.ops.reduce import in_shape, in_type, widened
+from terrazzo.ops.shape import concat, place, span
 from terrazzo.shapes import dims_text
 
 
@@ -96,3 +100,35 @@ def _scale(size: Index, given: float | None, like: Value) -> Any:
     if isinstance(size, int):
         return 1 / math.sqrt(size) if size else 1.0
     return rsqrt(astype(as_value(size), dtype=like.dtype))
+
+
+# ---------------------------------------------------------------- rotary embeddings
+@operator(family="attention")
+def rotary_embedding(x: Any, cos: Any, sin: Any, *, interleaved: bool = False) -> Any:
+    """pairs of numbers turned by angles, given by cosine and sine for each element of x
+
+    x is [..., places, size]; cos and sin broadcast against it. A pair lies half a vector apart, or
+    side by side if interleaved.
+    """
+    size = x.shape[-1] if x.ndim else 1
+    if not divisible(size, 2):
+        raise ShapeError(f"rotary_embedding turns pairs, and {x.type} has an odd number of them "
+                         "along its last axis", where=user_location())
+    dtype = promote(x.dtype, cos.dtype, sin.dtype)
+    wide = widened(x)
+    turned = _quarter_turn_of_neighbours(wide) if interleaved else concat(
+        -span(wide, -1, size // 2, size), span(wide, -1, 0, size // 2), axis=-1)
+    return in_type(wide * widened(cos) + turned * widened(sin), dtype)
+
+
+def _quarter_turn_of_neighbours(x: Value) -> Value:
+    """(-b, a) for each pair (a, b) of neighbours, read as runs: every element from both sides."""
+    size, rank = x.shape[-1], x.ndim
+    if size == 0:
+        return x
+    even = equal(remainder(arange(start=size, dtype=int64), 2), 0) if isinstance(size, IndexExpr) else (
+        as_value(np.arange(size) % 2 == 0))
+    after = place(span(x, -1, 1, size), shape=x.shape, starts=(0,) * rank, steps=(1,) * rank)
+    before = place(span(x, -1, 0, size - 1), shape=x.shape, starts=(*(0,) * (rank - 1), 1),
+                   steps=(1,) * rank)
+    return where(even, -after, before)

@@ -16,7 +16,7 @@ from terrazzo.dtypes import DType
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
-from terrazzo.index import Index
+from terrazzo.index import Index, proves_eq
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, Stmt, Store, block
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
@@ -143,14 +143,19 @@ def linear_attention(query: Any, key: Any, value: Any, past_state: Any = None, d
     if kv_num_heads < 1 or q_num_heads % kv_num_heads:
         raise ArgumentError(f"{q_num_heads} heads of queries cannot share {kv_num_heads} of keys",
                             where=user_location())
+    if query.ndim != 3 or value.ndim != 3 or not isinstance(query.shape[2], int) or not isinstance(
+            value.shape[2], int):
+        raise ShapeError(f"linear_attention needs [batch, tokens, heads * size] with known last "
+                         f"axes, not {dims_text(query.shape)} and {dims_text(value.shape)}",
+                         where=user_location())
     batch, steps, packed = query.shape
     keys, values = packed // q_num_heads, value.shape[2] // kv_num_heads
     wide = query.dtype.compute
 
     def split(x: Any, heads: int, size: Index) -> Any:
-        if x.shape[2] != heads * size:
-            raise ShapeError(f"{heads} heads of {size} do not fit {dims_text(x.shape)}",
-                             where=user_location())
+        if x.ndim != 3 or not all(map(proves_eq, x.shape, (batch, steps, heads * size))):
+            raise ShapeError(f"{heads} heads of {size} do not fit {dims_text(x.shape)} beside "
+                             f"queries {dims_text(query.shape)}", where=user_location())
         return reshape(astype(x, dtype=wide), shape=(batch, steps, heads, size))
 
     gates: dict[str, Any] = {}
@@ -163,6 +168,10 @@ def linear_attention(query: Any, key: Any, value: Any, past_state: Any = None, d
         gates["beta"] = broadcast_to(each, shape=(batch, steps, kv_num_heads, 1))
     state_type = query.dtype if past_state is None else past_state.dtype
     shape = (batch, kv_num_heads, keys, values)
+    if past_state is not None and (past_state.ndim != 4 or not all(map(
+            proves_eq, past_state.shape, shape))):
+        raise ShapeError(f"linear_attention needs a state {dims_text(shape)}, not "
+                         f"{dims_text(past_state.shape)}", where=user_location())
     state = full(shape=shape, value=0, dtype=wide) if past_state is None else astype(
         past_state, dtype=wide)
     answer, state = linear_attention_steps(

@@ -31,7 +31,7 @@ from terrazzo.ops.elementwise import (
     not_equal,
     where,
 )
-from terrazzo.ops.indexing import nonzero, scatter, take
+from terrazzo.ops.indexing import in_range, nonzero, scatter, take
 from terrazzo.ops.reduce import sum_
 from terrazzo.ops.scan import cumsum
 from terrazzo.ops.shape import moveaxis, reshape, span, stack
@@ -57,6 +57,9 @@ def compress_padded(x: Any, condition: Any, *, axis: int | None = None) -> Any:
 
     Without an axis x is flattened. A condition may be shorter than the axis: the rest is left out.
     """
+    if condition.ndim != 1:
+        raise ShapeError(f"compress needs a vector of conditions, not "
+                         f"{dims_text(condition.shape)}", where=user_location())
     if axis is None:
         x, axis = reshape(x, shape=(-1,)), 0
     axis = normalize_axis(axis, x.ndim)
@@ -185,6 +188,9 @@ def _select_type(boxes: TensorType, scores: TensorType, order: TensorType, limit
                  overlap: TensorType, *, most: int, center_point_box: bool
                  ) -> tuple[TensorType, TensorType]:
     batch, classes, count = scores.shape
+    if order.shape != scores.shape or not order.dtype.is_integer:
+        raise ShapeError(f"select_boxes needs an order {dims_text(scores.shape)} of integers, not "
+                         f"{order}", where=user_location())
     if len(boxes.shape) != 3 or boxes.shape[2] != 4 or not all(map(
             proves_eq, boxes.shape[:2], (batch, count))):
         raise ShapeError(f"boxes {dims_text(boxes.shape)} do not fit scores "
@@ -271,7 +277,8 @@ def select_boxes(boxes: Any, scores: Any, order: Any, limit: Any, overlap: Any, 
         body = block(
             For(q.var, 0, most, Store(chosen, task.var * most + q.var, as_scalar(0)), "vector"),
             Store(found, 0, as_scalar(0)), prepare,
-            For(k.var, 0, count, block(Store(here, 0, order_[task.var * count + k.var]),
+            For(k.var, 0, count, block(Store(here, 0, in_range(order_[task.var * count + k.var],
+                                                               count)),
                                        If(wanted, choose))),
             Store(counts, task.var, found[0]))
         for buffer in (*sides, sizes, gone, here, found):
@@ -296,6 +303,9 @@ def non_max_suppression_padded(boxes: Any, scores: Any, max_output_boxes_per_cla
     Boxes [batch, boxes, 4] are two opposite corners, or a center and sizes; scores are [batch,
     classes, boxes]. `most` is how many boxes of a class there is room for: all, if not given.
     """
+    if scores.ndim != 3:
+        raise ShapeError(f"scores are [batch, classes, boxes], not {dims_text(scores.shape)}",
+                         where=user_location())
     batch, classes, count = scores.shape
     room = count if most is None else minimum(most, count)
     if not isinstance(room, int):

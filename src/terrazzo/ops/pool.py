@@ -30,7 +30,7 @@ from terrazzo.scalar import Axis, Scalar, as_scalar, call, lowest
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import reduce as reduce_scalar
 from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import Shape, contiguous_strides, dims_text
+from terrazzo.shapes import contiguous_strides, dims_text
 
 Pairs = tuple[tuple[Index, Index], ...]
 

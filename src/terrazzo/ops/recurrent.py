@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from terrazzo.dtypes import DType
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index, proves_eq
 from terrazzo.ops.arrange import pad
-from terrazzo.ops.contract import batch_matmul
+from terrazzo.ops.contract import linear
 from terrazzo.ops.define import operator
-from terrazzo.ops.elementwise import astype
 from terrazzo.ops.recurrent_cells import Cell, choose_activations
 from terrazzo.ops.recurrent_steps import recurrent_steps
+from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, permute_dims, reshape, span
-from terrazzo.shapes import dims_text
+from terrazzo.shapes import Shape, dims_text
 
 _LANES = 16
 # Columns of a tile: with one sequence the weights are read once for each of its few products, and
@@ -62,10 +61,12 @@ def packed_weights(r: Any, gates: Sequence[int], count: int, units: int) -> Any:
 
 # ---------------------------------------------------------------- what users call
 _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
+_MEANINGS = {"b": "biases", "lengths": "lengths of sequences", "h": "initial states",
+             "c": "initial memories", "p": "peepholes"}
 _DEFAULT = {"lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh"), "rnn": ("tanh",)}
 
 
-def _checked(kind: str, x: Value, w: Value, r: Value, direction: str) -> None:
+def _check_layer(kind: str, x: Value, w: Value, r: Value, direction: str) -> None:
     count = Cell(kind, ()).gates
     where = user_location()
     if direction not in _DIRECTIONS:
@@ -88,13 +89,32 @@ def _checked(kind: str, x: Value, w: Value, r: Value, direction: str) -> None:
             where=where)
 
 
+def _check_rest(kind: str, x: Value, r: Value, tensors: dict[str, Any], layout: int) -> None:
+    directions, rows, size = r.shape
+    batch = x.shape[0 if layout else 1]
+    state = (batch, directions, size) if layout else (directions, batch, size)
+    expected: dict[str, Shape] = {"b": (directions, 2 * rows), "lengths": (batch,), "h": state,
+                                  "c": state, "p": (directions, 3 * size)}
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        shape = expected[name]
+        if tensor.ndim != len(shape) or not all(map(proves_eq, tensor.shape, shape)):
+            raise ShapeError(f"{kind} needs {_MEANINGS[name]} of shape {dims_text(shape)}, not "
+                             f"{dims_text(tensor.shape)}", where=user_location())
+        if name == "lengths" and not tensor.dtype.is_integer:
+            raise DTypeError(f"{kind} needs lengths that are integers, not {tensor.dtype.name}",
+                             where=user_location())
+
+
 def _layer(kind: str, x: Any, w: Any, r: Any, b: Any, states: dict[str, Any], *, direction: str,
            layout: int, activations: Any, alphas: Any, betas: Any, clip: float | None,
            input_forget: bool = False, linear_before_reset: bool = False) -> Any:
     """A layer as the product of its inputs and the kernel of its steps."""
-    _checked(kind, x, w, r, direction)
+    _check_layer(kind, x, w, r, direction)
+    _check_rest(kind, x, r, {"b": b, **states}, layout)
     narrow, wide = x.dtype, x.dtype.compute
-    x, w, r = (_in_type(v, wide) for v in (x, w, r))
+    x, w, r = (in_type(v, wide) for v in (x, w, r))
     directions, rows, size = r.shape
     cell = Cell(kind, (), linear_before_reset=linear_before_reset)
     names = tuple(activations) if activations else _DEFAULT[kind] * directions
@@ -103,33 +123,27 @@ def _layer(kind: str, x: Any, w: Any, r: Any, b: Any, states: dict[str, Any], *,
     if len(chosen) != per * directions:
         raise ArgumentError(f"a {kind} of direction {direction!r} has {per * directions} "
                             f"activations, not {len(chosen)}", where=user_location())
-    first, second, inputs = x.shape
-    gates = batch_matmul(reshape(x, shape=(first * second, inputs)),
-                         reshape(w, shape=(directions * rows, inputs)), transpose_y=True)
-    tensors: dict[str, Any] = {"gates": gates}
-    if b is not None:
-        of_inputs, inner = _biases(_in_type(b, wide), rows, size, linear_before_reset)
-        tensors["gates"] = gates + reshape(of_inputs, shape=(directions * rows,))
-        if inner is not None:
-            tensors["bias"] = inner
-    tensors["gates"] = reshape(tensors["gates"], shape=(first, second, directions * rows))
-    batch = first if layout else second
+    of_inputs, inner = (None, None) if b is None else _biases(in_type(b, wide), rows, size,
+                                                              linear_before_reset)
+    outputs = directions * rows
+    tensors = {"gates": linear(
+        x, reshape(w, shape=(outputs, w.shape[2])),
+        None if of_inputs is None else reshape(of_inputs, shape=(outputs,)))}
+    if inner is not None:
+        tensors["bias"] = inner
+    batch = x.shape[0 if layout else 1]
     units = tuple(units_of_tile(len(phase), size, batch) for phase in cell.phases)
     for k, (phase, width) in enumerate(zip(cell.phases, units, strict=True)):
         tensors[f"weights{k}"] = packed_weights(r, phase, cell.gates, width)
     for name, value in states.items():
         if value is not None:
-            tensors[name] = value if name == "lengths" else _in_type(value, wide)
+            tensors[name] = value if name == "lengths" else in_type(value, wide)
     results = recurrent_steps(
         *tensors.values(), kind=kind, given=tuple(tensors), direction=direction,
         functions=tuple(chosen[k:k + per] for k in range(0, len(chosen), per)), clip=clip or None,
         input_forget=bool(input_forget), linear_before_reset=bool(linear_before_reset),
         batch_first=bool(layout), units=units)
-    return tuple(_in_type(v, narrow) for v in results)
-
-
-def _in_type(x: Any, dtype: DType) -> Any:
-    return x if x.dtype is dtype else astype(x, dtype=dtype)
+    return tuple(in_type(v, narrow) for v in results)
 
 
 def _biases(b: Any, rows: int, size: int, linear_before_reset: bool) -> tuple[Any, Any]:

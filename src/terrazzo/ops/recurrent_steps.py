@@ -34,7 +34,7 @@ from terrazzo.ops.recurrent_cells import (
 from terrazzo.scalar import Const, Scalar, as_scalar, call
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import Shape
+from terrazzo.shapes import Shape, dims_text
 
 # Sequences of a tile, by the number of gates: as many as registers hold sums for.
 _ROWS = {1: 6, 2: 6, 3: 8, 4: 6}
@@ -122,7 +122,17 @@ class _Layer:
 
 
 def _steps_type(*types: TensorType, **attrs: Any) -> tuple[TensorType, ...]:
-    return _Layer(**attrs, types=types).out_types()
+    layer = _Layer(**attrs, types=types)
+    cell, size = layer.cell(0), layer.hidden
+    expected: dict[str, Shape] = {
+        "gates": (*layer.named["gates"].shape[:2], layer.directions * cell.gates * size)}
+    for k, (gates, units) in enumerate(zip(cell.phases, layer.units, strict=True)):
+        expected[f"weights{k}"] = (layer.directions, -(-size // units), size, len(gates), units)
+    for name, shape in expected.items():
+        if layer.named[name].shape != shape:
+            raise ShapeError(f"recurrent_steps needs {name} {dims_text(shape)}, not "
+                             f"{dims_text(layer.named[name].shape)}", where=user_location())
+    return layer.out_types()
 
 
 def _steps_numpy(*arrays: np.ndarray, out: tuple[TensorType, ...], **attrs: Any

@@ -19,7 +19,7 @@ from terrazzo.graph.ir import Value, constant
 from terrazzo.ops.arrange import flip, moveaxis, pad, sliding_window
 from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.define import operator
-from terrazzo.ops.elementwise import astype
+from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, permute_dims, reshape, span, stack
 from terrazzo.shapes import dims_text, normalize_axis, num_elements
 
@@ -172,12 +172,11 @@ def dft(x: Any, *, axis: int = -2, length: int | None = None, inverse: bool = Fa
     if n < 1:
         raise ArgumentError(f"the length of a dft is at least 1, not {n}", where=user_location())
     narrow: DType = x.dtype
-    wide = x if narrow is narrow.compute else astype(x, dtype=narrow.compute)
-    lines = moveaxis(wide, source=axis, destination=-2)
+    lines = moveaxis(in_type(x, narrow.compute), source=axis, destination=-2)
     lines = _resized(lines, n // 2 + 1 if inverse and onesided else n)
     result = _along_lines(lines, n, inverse, onesided)
     result = moveaxis(result, source=-2, destination=axis)
-    return result if result.dtype is narrow else astype(result, dtype=narrow)
+    return in_type(result, narrow)
 
 
 def _along_lines(x: Any, n: int, inverse: bool, onesided: bool) -> Any:
@@ -203,20 +202,21 @@ def stft(signal: Any, window: Any = None, *, frame_step: int, frame_length: int 
     if frame_length is None:
         frame_length = _known_length(signal, 1, "stft") if window is None else (
             _known_length(window, 0, "the window of an stft"))
-    if frame_step < 1 or frame_length < 1:
-        raise ArgumentError(f"stft with frames of {frame_length} every {frame_step}",
-                            where=user_location())
+    length = signal.shape[1]
+    if frame_step < 1 or frame_length < 1 or (isinstance(length, int) and length < frame_length):
+        raise ArgumentError(f"stft with frames of {frame_length} every {frame_step} of a signal of "
+                            f"{length}", where=user_location())
     if window is not None and window.shape != (frame_length,):
         raise ShapeError(f"stft with frames of {frame_length} needs as long a window, not "
                          f"{dims_text(window.shape)}", where=user_location())
     narrow = signal.dtype
-    wide = signal if narrow is narrow.compute else astype(signal, dtype=narrow.compute)
+    wide = in_type(signal, narrow.compute)
     frames = sliding_window(wide, size=frame_length, step=frame_step, axis=1)
     if window is not None:
-        frames = frames * astype(window, dtype=wide.dtype)
+        frames = frames * in_type(window, wide.dtype)
     frames = moveaxis(frames, source=-1, destination=2)  # [batch, frame, time, part]
     result = _along_lines(frames, frame_length, False, onesided)
-    return result if result.dtype is narrow else astype(result, dtype=narrow)
+    return in_type(result, narrow)
 
 
 # ---------------------------------------------------------------- windows and filters

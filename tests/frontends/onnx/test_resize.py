@@ -93,3 +93,12 @@ def test_half_pixels_of_tensorflow(scale: float) -> None:
                coordinate_transformation_mode="tf_half_pixel_for_nn", nearest_mode="floor")
     places = np.floor((np.arange(len(y)) + 0.5) / np.float32(scale))
     np.testing.assert_array_equal(y, np.clip(places, 0, 9))
+
+
+def test_scales_are_float32(rng: np.random.Generator) -> None:
+    x = images(rng, 1, 1, 5, 100)
+    scales = np.array([1, 1, 2.6, 0.29], np.float32)  # a little less than 13 and 29 in float64
+    (y,) = run("Resize", [x, None, scales], opset=19, mode="linear")
+    assert y.shape == (1, 1, 13, 29)
+    (y,) = run("Upsample", [x, scales], opset=9, mode="nearest")
+    assert y.shape == (1, 1, 13, 29)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from terrazzo.frontends.onnx.registry import Call, Result, converts
 from terrazzo.graph.ir import Value
+from terrazzo.index import Index
 from terrazzo.ops.resize import resize
 
 _FIRST_MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear",
@@ -22,6 +26,7 @@ def _scaled(call: Call, x: Value, scales: Sequence[float], shrinking_rounds: str
         call.unsupported(f"has an unknown mode {mode!r}")
     if len(scales) != x.ndim:
         call.unsupported(f"has {len(scales)} scales for {x.ndim} axes")
+    scales = [_scale(n, s) for n, s in zip(x.shape, scales, strict=True)]
     for rounding, axes in (("floor", [d for d in range(x.ndim) if scales[d] >= 1]),
                            (shrinking_rounds, [d for d in range(x.ndim) if scales[d] < 1])):
         if axes:
@@ -29,6 +34,17 @@ def _scaled(call: Call, x: Value, scales: Sequence[float], shrinking_rounds: str
                        mode=_FIRST_MODES[mode], nearest_mode=rounding,
                        coordinate_transformation_mode="asymmetric")
     return x
+
+
+def _scale(size: Index, scale: float) -> float:
+    """A scale with which a size becomes what float32 makes of it, as in onnxruntime.
+
+    5 * 2.6 is 13, but a little less if the 2.6 is a float32 and the product is not.
+    """
+    if not isinstance(size, int) or not size or not math.isfinite(scale):
+        return scale
+    result = math.floor(np.float32(size) * np.float32(scale))
+    return scale if int(size * scale) == result else math.nextafter(result / size, math.inf)
 
 
 def _numbers(call: Call, i: int) -> tuple[float, ...]:
@@ -67,6 +83,9 @@ def later_resize(call: Call) -> Result:
         where, nearest = "half_pixel", "round_prefer_ceil"  # half an element less, and half more
     crops = where == "tf_crop_and_resize"
     axes = call.attr("axes")
+    shape = x.shape if axes is None else tuple(x.shape[a] for a in axes)
+    if scales and len(scales) == len(shape):
+        scales = tuple(map(_scale, shape, scales))
     return resize(
         x, sizes=sizes, scales=scales or None, axes=None if axes is None else tuple(axes),
         mode=call.attr("mode", "nearest"), coordinate_transformation_mode=where,
