@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from terrazzo.errors import ArgumentError, MissingDependency
@@ -99,7 +100,7 @@ def run(model: ModelFile,
     console.print(f"loaded in {loaded - started:.2f} s, ran in {1e3 * (ran - loaded):.1f} ms")
     table = Table("output", "type", "shape", "smallest", "mean", "largest")
     for port, value in zip(session.outputs, results, strict=True):
-        table.add_row(port.name, *_summary(value))
+        table.add_row(escape(port.name), *_summary(value))
     console.print(table)
     if output:
         np.savez(output, **{p.name: np.asarray(v)
@@ -144,7 +145,7 @@ def info(path: str, rewrites: bool) -> None:
     table.add_row("model", shown.file)
     table.add_row("opsets", ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in shown.opsets.items()))
     for word, ports in (("inputs", shown.inputs), ("outputs", shown.outputs)):
-        table.add_row(word, "\n".join(map(str, ports)))
+        table.add_row(word, escape("\n".join(map(str, ports))))
     table.add_row("parameters", f"{shown.parameters / 1e6:.1f} M, "
                                 f"{shown.parameter_bytes / 2**20:.1f} MiB")
     table.add_row("operators", ", ".join(f"{n} {c}" for n, c in shown.operators.most_common()))
@@ -159,13 +160,13 @@ def info(path: str, rewrites: bool) -> None:
     if others:
         rest = Table("node", "runs", "because")
         for placed in others:
-            rest.add_row(placed.node, placed.where, placed.why)
+            rest.add_row(escape(placed.node), placed.where, escape(placed.why))
         console.print(rest)
     if rewrites:
         fired = Table("rewrite", "times", "first at")
         first = {r.rule: r for r in reversed(shown.rewrites)}
         for name, count in Counter(r.rule for r in shown.rewrites).most_common():
-            fired.add_row(name, str(count), first[name].where or first[name].node)
+            fired.add_row(name, str(count), escape(first[name].where or first[name].node))
         console.print(fired)
 
 

@@ -208,8 +208,9 @@ def test_tables_join_and_levels_nest() -> None:
     assert [rule.name for rule in both] == ["a", "b"] and len(both) == 2
     assert [rule.name for rule in both.up_to("extended")] == ["a"]
     assert [rule.name for rule in both.up_to("all")] == ["a", "b"]
+    assert not len(both.up_to("none"))
     with pytest.raises(ArgumentError, match="no level"):
-        both.up_to("none")
+        both.up_to("some")
 
 
 def test_users_add_rules(own_rules: None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import faulthandler
 import multiprocessing
 import random
 import resource
@@ -213,10 +214,12 @@ def _worker(connection: Connection, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     while True:
         data = connection.recv_bytes()
+        faulthandler.dump_traceback_later(SECONDS - 5)  # where it hangs, should it hang
         try:
             answer = attempt(data)
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
+        faulthandler.cancel_dump_traceback_later()
         connection.send(answer)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from terrazzo.dtypes import int64, promote
 from terrazzo.errors import RankError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value
-from terrazzo.index import Index, IndexExpr, divisible, proves_eq
+from terrazzo.index import Index, divisible, proves_eq
 from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
@@ -126,8 +126,8 @@ def _quarter_turn_of_neighbours(x: Value) -> Value:
     size, rank = x.shape[-1], x.ndim
     if size == 0:
         return x
-    even = equal(remainder(arange(start=size, dtype=int64), 2), 0) if isinstance(size, IndexExpr) else (
-        as_value(np.arange(size) % 2 == 0))
+    even = as_value(np.arange(size) % 2 == 0) if isinstance(size, int) else (
+        equal(remainder(arange(start=size, dtype=int64), 2), 0))
     after = place(span(x, -1, 1, size), shape=x.shape, starts=(0,) * rank, steps=(1,) * rank)
     before = place(span(x, -1, 0, size - 1), shape=x.shape, starts=(*(0,) * (rank - 1), 1),
                    steps=(1,) * rank)

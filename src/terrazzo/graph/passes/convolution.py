@@ -81,16 +81,19 @@ def _layer(value: Value) -> Layer | None:
         wide = None if bias is None else bias.astype(np.float64)
         return _of_float(Layer(convolution, weight, wide, 1 - value.ndim))
     added = made_by(value, "add")
-    for total, bias in ([(value, None)] if added is None else [
-            operands(added), operands(added)[::-1]]):
+    readings: list[tuple[Value, Value | None]] = [(value, None)]
+    if added is not None:
+        first, second = operands(added)
+        readings = [(first, second), (second, first)]
+    for total, summand in readings:
         product = made_by(total, *_PRODUCTS)
         weight = None if product is None else constant_array(operands(product)[1])
         if product is None or weight is None or weight.ndim != 2 or (
                 not same_shape(total.shape, value.shape) or total.ndim < 2):
             continue
         layer = Layer(product, weight, None, -1)
-        offset = None if bias is None else _per_channel(bias, total, -1)
-        if bias is None or offset is not None:
+        offset = None if summand is None else _per_channel(summand, total, -1)
+        if summand is None or offset is not None:
             return _of_float(replace(layer, bias=offset))
     return None
 

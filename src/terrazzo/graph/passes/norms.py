@@ -163,8 +163,9 @@ def _as_parameter(value: Value, source: Value, axes: tuple[int, ...]) -> Value |
 def _with_parameter(inner: Value, parameter: Value, place: int) -> Value | None:
     """A norm with one more parameter, at a place of its inputs that is still free."""
     node = inner.node
-    assert node is not None and node.inputs[0] is not None
+    assert node is not None
     source, *given = node.inputs
+    assert source is not None
     axes = normalize_axes(node.attrs["axis"], source.ndim)
     fitting = _as_parameter(parameter, source, axes)
     if place > len(given) or fitting is None or any(p is not None for p in given[place - 1:]):
@@ -182,7 +183,7 @@ def _widened(inner: Value, x: Value, node: Node) -> Value | None:
     return op(wide.op.name, x, *wide.inputs[1:], **wide.attrs)
 
 
-_inner = P.one_of(*_NORMS)(..., ).named("inner").once()
+_inner = P.one_of(*_NORMS)(...).named("inner").once()
 
 NORMS = RuleTable((
     Rule("layer norm", P.one_of("divide", "multiply")(...), _named("layer_norm"), "extended"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from terrazzo.frontends.onnx.convert.windows import explicit_pads, kernel_of, read_windows
 from terrazzo.frontends.onnx.registry import Call, Result, converts
 from terrazzo.ops import vision
@@ -60,5 +62,5 @@ def deform_conv(call: Call) -> Result:
 
 
 @converts("ImageDecoder")
-def image_decoder(call: Call) -> Result:
+def image_decoder(call: Call) -> NoReturn:
     call.unsupported("decodes image files, which is not compiled")
