@@ -85,7 +85,7 @@ class Measured:
     peak_mb: float = math.nan
     cold_peak_mb: float = math.nan
     times: list[float] = field(default_factory=list)
-    turns: str = ""
+    quiet: int = 0  # turns in which nobody else needed the machine
 
     @property
     def median_ms(self) -> float:
@@ -206,9 +206,9 @@ def measure(model: Path, engines: Sequence[str], threads: int, rounds: int, seco
             server.stop()
     for engine, found in turns.items():
         found.sort(key=lambda turn: turn[0])
-        kept = [t for t in found if t[0] < NOISE] or found[:FEWEST_TURNS]
-        results[engine].times = [t for _, times in kept for t in times]
-        results[engine].turns = f"{len(kept)} of {len(found)}"
+        quiet = [t for t in found if t[0] < NOISE]
+        results[engine].times = [t for _, times in quiet or found[:FEWEST_TURNS] for t in times]
+        results[engine].quiet = len(quiet)
     return results
 
 
@@ -238,14 +238,20 @@ def tables(measured: Mapping[int, Mapping[str, Mapping[str, Measured]]]) -> str:
         lines += [f"Median time of a call, {threads} {word}:", "", *_table(head, rows), ""]
     models = measured[max(measured)]
     engines = list(next(iter(models.values())))
-    head = ["model", *(f"peak MB, {e}" for e in engines), "compiling, s",
-            *(f"loading, {e}, s" for e in engines), "largest error"]
+    rows = [[name, _number(found[OURS].cold_s, 1), *(_number(r.load_s, 2) for r in found.values()),
+             *(_number(1e3 * r.first_s, 0) for r in found.values())]
+            for name, found in models.items()]
+    lines += ["Loading a model: ours compiles when it first sees a model, and then loads it from "
+              "its cache:", "", *_table(
+                  ["model", "compiling, s", *(f"{e}, s" for e in engines),
+                   *(f"first call, {e}, ms" for e in engines)], rows), ""]
     rows = [[name, *(_number(r.peak_mb, 0) for r in found.values()),
-             _number(found[OURS].cold_s, 1), *(_number(r.load_s, 2) for r in found.values()),
-             f"{found[OURS].error:.0e}"] for name, found in models.items()]
-    lines += ["Peak memory of the process, loading (ours: compiling with an empty cache, loading "
-              "from a full one), and our largest error against PyTorch over its largest output:",
-              "", *_table(head, rows)]
+             _number(found[OURS].cold_peak_mb, 0), f"{found[OURS].error:.0e}"]
+            for name, found in models.items()]
+    lines += ["Peak memory of each engine's process, and our largest error against PyTorch over "
+              "its largest output:", "", *_table(
+                  ["model", *(f"{e}, MB" for e in engines), "ours while compiling, MB",
+                   "largest error"], rows)]
     return "\n".join(lines)
 
 
@@ -294,7 +300,7 @@ def main() -> None:
                             given.seconds)
             measured[threads][name] = found
             print(f"{name}, {threads} threads: " + ", ".join(
-                f"{e} {r.median_ms:.1f} ms (turns {r.turns}, first call {r.first_s:.2f} s)"
+                f"{e} {r.median_ms:.1f} ms ({r.quiet} quiet turns)"
                 for e, r in found.items()) + f"; ratio {ratio(found):.2f}", flush=True)
     text = tables(measured)
     print(f"\n{text}")

@@ -407,7 +407,8 @@ def match_window(program: Program) -> Window | None:
     reductions = [n for n in walk(stage.body) if isinstance(n, Reduce)] if stage.body else []
     if stage.body is None or len(reductions) != 1 or any(a.lo != 0 for a in stage.axes):
         return None
-    if len(stage.axes) < 2 or stage.axes[-1].extent == 1:
+    if len(stage.axes) < 2 or stage.axes[-1].extent == 1 or not all(
+            isinstance(a.extent, int) for a in (*stage.axes[1:], *reductions[0].axes)):
         return None
     *places, column = stage.axes
     extent = _product(a.extent for a in places)

@@ -23,6 +23,9 @@ from terrazzo.index.nodes import (
 
 # How many symbolic bounds a proof may chain; three covers mod-in-min-in-sum, deeper never paid.
 _PROOF_DEPTH = 3
+# Sums of more terms than this (addresses with symbolic strides) are tried one bound deep only: the
+# number of chains grows with a power of the number of terms.
+_LARGE_SUM = 8
 
 
 def proves_le(a: Index, b: Index) -> bool:
@@ -48,6 +51,8 @@ def _nonnegative(e: Index, depth: int) -> bool:
         return True
     if depth == 0 or isinstance(e, int):
         return False
+    if depth > 1 and len(items(e)) > _LARGE_SUM:
+        depth = 1
     return any(all(_nonnegative(case, depth - 1) for case in cases) for cases in _lower_bounds(e))
 
 

@@ -600,6 +600,9 @@ def nonzero(x: Any, *, size: Any = None, fill_value: int = 0) -> Any:
 
 
 def _nonzero_front(x: Any, *, size: Any = None, fill_value: int = 0) -> Any:
+    if np.ndim(x) == 0 if not isinstance(x, Value) else x.ndim == 0:
+        raise RankError("nonzero of a number: it has no axes, so there are no indices",
+                        where=user_location(), hint="compare it with 0 instead")
     if size is None and not isinstance(x, Value) and not tracing():
         size = int(np.count_nonzero(np.asarray(x)))
     return Operator.__call__(nonzero, x, size=size, fill_value=fill_value)

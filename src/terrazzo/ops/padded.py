@@ -46,8 +46,8 @@ from terrazzo.shapes import dims_text, normalize_axis, num_elements
 def nonzero_padded(x: Any) -> Any:
     """the indices of elements that are not 0, one row an axis, and how many there are"""
     size = num_elements(x.shape)
-    places = nonzero(x, size=size)
-    table = stack(*places, axis=0) if places else full(shape=(0, size), value=0, dtype="int64")
+    table = stack(*nonzero(x, size=size), axis=0) if x.ndim else full(
+        shape=(0, size), value=0, dtype="int64")
     return table, sum_(astype(not_equal(x, 0), dtype="int64"))
 
 

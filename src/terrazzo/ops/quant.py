@@ -219,6 +219,7 @@ def dequantize_linear(x: Any, scale: Any, zero: Any = None, *, dtype: Any = None
 @operator(family="quant", differentiable=False)
 def dynamic_quantize_linear(x: Any) -> Any:
     """x as uint8 with the scale and zero point that its range asks for: (quantised, scale, zero)"""
+    x = in_type(x, float32)
     high, low = maximum(max_(x), 0.0), minimum(min_(x), 0.0)
     extent = high - low
     scale = where(equal(extent, 0.0), 1.0, extent / 255.0)

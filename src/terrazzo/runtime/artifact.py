@@ -223,7 +223,8 @@ def unpack(data: bytes | mmap.mmap, where: str = "", *, check_constants: bool = 
     if constants_at + lengths[2] != len(view):
         raise damaged
     header_text, code = bytes(view[_START.size:code_at]), bytes(view[code_at:code_at + lengths[1]])
-    if _code_digest(lengths, header_text, code) != code_digest or (
+    if _code_digest(lengths, header_text, code) != code_digest or any(
+            view[code_at + lengths[1]:constants_at]) or (
             check_constants and hashlib.sha256(view[constants_at:]).digest() != constants_digest):
         raise damaged
     try:

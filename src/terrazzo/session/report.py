@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering, inlined
+from terrazzo.compiler import Lowering
 from terrazzo.frontends.onnx.functions import has_function
 from terrazzo.frontends.onnx.model import node_text
 from terrazzo.graph.rewrite import Applied
@@ -84,9 +84,8 @@ def report(session: Session) -> ModelReport:
     rewrites: list[Applied] = []
     if session.imported is not None and session.imported.outputs:
         with knobs.override(opt_level=session.level):
-            log: list[Applied] = []
-            lowering = Lowering(inlined(session.imported.graph, log), host())
-            rewrites = log + lowering.rewrites
+            lowering = Lowering(session.imported.graph, host())
+            rewrites = lowering.rewrites
             kernels, arena = len(lowering.calls), lowering.plan.arena
             for call in lowering.calls:
                 flops = flops + call.function.flops

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.dtypes import as_dtype
-from terrazzo.errors import TerrazzoError, UnsupportedOperator, located
+from terrazzo.errors import OutOfMemory, TerrazzoError, UnsupportedOperator, located
 from terrazzo.frontends.onnx import shape_values
 from terrazzo.frontends.onnx.functions import (
     function_body,
@@ -50,6 +50,7 @@ from terrazzo.index import Index, IndexExpr, free_vars, proves_le
 # What a converter may raise over inputs or attributes that its operator does not allow.
 MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError,
            RecursionError, TypeError, ValueError)
+_MOST_ELEMENTS = 1 << 44  # of a tensor between nodes: more than the memory of any machine
 _FOLD = 1 << 16  # bytes; small results of constants are computed at once, as sizes may hang on them
 
 
@@ -153,6 +154,9 @@ class Importer:
         values = [result] if isinstance(result, Value) else list(result)
         for name, value in zip(node.output, values, strict=False):
             if name and value is not None:
+                if math.prod(n for n in value.shape if isinstance(n, int)) > _MOST_ELEMENTS:
+                    raise OutOfMemory(f"{node_text(node)} makes a tensor of shape {value.shape}",
+                                      where=self.where or None)
                 self.define(name, folded(value))
         missing = [o for o in node.output if o and not self.has(o)]
         if missing:
@@ -291,6 +295,8 @@ def import_nodes(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
         except NeedsValue as error:
             needed.add(error.name)
             put_off[number] = str(error)
+        except OutOfMemory:
+            raise
         except TerrazzoError as error:
             put_off[number] = error.message
     later = {n for number, node in nodes if number in put_off for n in needed_names(node)}

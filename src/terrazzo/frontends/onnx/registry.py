@@ -102,7 +102,7 @@ def converts_domain(domain: str) -> Callable[[Callable[[Call], Result]], Callabl
 def find(domain: str, operator: str, version: int) -> Converter | None:
     """The converter of an operator in a version of its domain."""
     domain = "" if domain == "ai.onnx" else domain
-    candidates = _CONVERTERS.get((domain, operator)) or _CONVERTERS.get((domain, "*"), ())
+    candidates = _CONVERTERS.get((domain, operator)) or _CONVERTERS.get((domain, "*"), [])
     for converter in candidates:
         if converter.since <= version < converter.until:
             return converter

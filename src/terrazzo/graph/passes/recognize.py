@@ -9,6 +9,7 @@ from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.passes.gelu import GELU
 from terrazzo.graph.passes.inline import inline_composites
 from terrazzo.graph.passes.norms import NORMS
+from terrazzo.graph.passes.products import merge_products
 from terrazzo.graph.passes.rotary import ROTARY
 from terrazzo.graph.rewrite import Applied, RuleTable, rewrite
 
@@ -26,4 +27,4 @@ def recognize(graph: Graph, log: list[Applied] | None = None, level: str = "all"
     graph, applied = rewrite(graph, PATTERNS, level)
     if log is not None:
         log.extend(applied)
-    return graph
+    return merge_products(graph, log, level)
