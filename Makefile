@@ -6,20 +6,25 @@ TORCH ?= torch==2.13.0
 # For example: make test TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
+# For example: make bench-models BENCH_ARGS="--only gpt2 --threads 2 --write"
+BENCH_ARGS ?=
 MINUTES ?= 5
+MUTANTS ?= 5000
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
 USABLE := $(VENV)/.installed
 TESTABLE := $(VENV)/.installed-with-test-tools
+SHOWABLE := $(VENV)/.installed-with-peers
+EXPORTING := $(VENV)/.installed-with-exporter
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-slow lint demo bench ulp fuzz docs clean
+.PHONY: help test test-slow lint demo bench bench-models ulp fuzz fuzz-models docs clean
 
 help: ## list what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' \
-		| while IFS='|' read -r name what; do printf '  %-16s %s\n' "$$name" "$$what"; done
+		| while IFS='|' read -r name what; do printf '  %-18s %s\n' "$$name" "$$what"; done
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -44,6 +49,19 @@ $(TESTABLE): pyproject.toml | $(BIN)/python
 	@$(PIP) --editable ".[dev,triton,onnx]" "$(TORCH)"
 	@touch $@ $(USABLE)
 
+# Peers are there to be compared with: where pip has none for this Python, the demo does without.
+$(SHOWABLE): pyproject.toml | $(BIN)/python
+	@echo "installing terrazzo with onnxruntime and OpenVINO into $(VENV)"
+	@$(PIP) --editable ".[bench]" || { \
+		echo "pip has no onnxruntime or OpenVINO for this Python; going on without" >&2; \
+		$(PIP) --editable ".[onnx]"; }
+	@touch $@ $(USABLE)
+
+$(EXPORTING): $(TESTABLE)
+	@echo "installing what exports models from PyTorch, and the peers, into $(VENV)"
+	@$(PIP) --editable ".[bench,zoo]" "$(TORCH)"
+	@touch $@
+
 test: lint ## check style and types, and run the tests
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" $(PYTEST_ARGS)
 
@@ -54,17 +72,24 @@ lint: $(TESTABLE) ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy src
 
-demo: $(USABLE) ## write an operator, differentiate it, verify it, time it
+demo: $(SHOWABLE) ## an operator written, differentiated, verified, timed; ONNX models beside peers
 	@$(BIN)/python examples/gelu.py
+	@$(BIN)/python examples/run_onnx.py
 
 bench: $(TESTABLE) ## time the operators against numpy and PyTorch
 	@$(BIN)/python benchmarks/ops.py
+
+bench-models: $(EXPORTING) ## time five ONNX models against onnxruntime and OpenVINO
+	@$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
 
 ulp: $(TESTABLE) ## measure the accuracy of the elementary functions
 	@$(BIN)/python benchmarks/ulp.py
 
 fuzz: $(TESTABLE) ## compile random programs for MINUTES=5, every level checked against the one above
 	@$(BIN)/tz fuzz --minutes $(MINUTES)
+
+fuzz-models: $(TESTABLE) ## damage ONNX models in MUTANTS=5000 ways: each runs or is refused with a reason
+	@$(BIN)/python tests/session/fuzz_models.py --mutants $(MUTANTS)
 
 docs: $(TESTABLE) ## write the generated pages again
 	@$(BIN)/python docs/generate.py

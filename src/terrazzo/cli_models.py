@@ -55,6 +55,11 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
 
 def random_inputs(ports: Sequence[Any], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Inputs that fit a model's signature: normal floats, small integers, true booleans."""
+    names = {n for port in ports for n in port.shape or () if isinstance(n, str)}
+    unknown = sorted(sizes.keys() - names)
+    if unknown:
+        raise ArgumentError(f"the model has no size {unknown[0]!r}",
+                            hint=f"it has {', '.join(sorted(names)) or 'fixed sizes only'}")
     rng = np.random.default_rng(0)
     made = {}
     for port in ports:

@@ -372,8 +372,13 @@ def _contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
         carried = carried + product(x.error, right + y.error)
     if not y.exact:
         carried = carried + product(left, y.error)
-    count = (math.prod(y.value.shape[:-1]) if node.op.name == "convolve" else
-             x.value.shape[-2 if node.attrs["transpose_x"] else -1])
+    if node.op.name == "convolve":
+        # Whether an infinite weight meets the zeros of the padding, or nothing, is left open.
+        open_ = ~np.isfinite(y.value).all(axis=tuple(range(y.value.ndim - 1)))
+        carried = np.where(open_, np.inf, carried)
+        count = math.prod(y.value.shape[:-1])
+    else:
+        count = x.value.shape[-2 if node.attrs["transpose_x"] else -1]
     return [_accumulated(product(left, right), carried, max(count, 1), node.types[0].dtype)]
 
 

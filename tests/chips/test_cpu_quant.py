@@ -24,7 +24,7 @@ from terrazzo.index import Var
 from terrazzo.knobs import knobs
 from terrazzo.loop import interpret
 from terrazzo.loop.int8_tile import integer_tile
-from terrazzo.loop.ir import Buffer, Function
+from terrazzo.loop.ir import Buffer, Function, Tile, walk
 from terrazzo.ops.contract import matmul
 from terrazzo.ops.elementwise import astype
 from terrazzo.ops.quant import (
@@ -34,6 +34,7 @@ from terrazzo.ops.quant import (
     quantize_linear,
     saturated,
 )
+from terrazzo.ops.shape import permute_dims
 from terrazzo.runtime import pool
 from terrazzo.runtime.executable import Executable
 from terrazzo.scalar import Call, Const, Scalar, cast
@@ -233,6 +234,38 @@ def test_convolution_with_weights_that_are_computed() -> None:
     got = run(lambda v, u: integer_convolve(v, u, **attrs), [x, w], host())
     assert integer_convolve.reference is not None
     want = integer_convolve.reference(x, w, TensorType(got.shape, int32), groups=1, **attrs)
+    np.testing.assert_array_equal(got, want)
+
+
+# (x, strides, dilation, window): each channel by itself
+DEPTHWISE: list[tuple[Any, ...]] = [
+    ((1, 9, 9, 70), (1, 1), (1, 1), (3, 3)), ((2, 12, 11, 16), (2, 2), (1, 1), (3, 3)),
+    ((1, 9, 7, 5), (1, 1), (2, 1), (2, 3)), ((3, 30, 33), (2,), (1,), (5,)),
+    ((1, 3, 3, 40), (1, 1), (1, 1), (3, 3))]
+
+
+@pytest.mark.parametrize("lying", ["by channel", "by tap"])
+@pytest.mark.parametrize("case", DEPTHWISE, ids=str)
+def test_channels_apart(chip: ChipSpec, case: Any, lying: str) -> None:
+    shape, strides, dilation, window = case
+    x, channels = codes(shape, uint8), shape[-1]
+    w = codes((*window, 1, channels), int8, 1)
+    attrs = {"strides": strides, "dilation": dilation, "groups": channels}
+    order = (w.ndim - 1, *range(w.ndim - 1)) if lying == "by channel" else tuple(range(w.ndim))
+    stored = np.ascontiguousarray(w.transpose(order))
+
+    def function(v: Any) -> Any:
+        weights = permute_dims(stored, axes=tuple(np.argsort(order).tolist()))
+        return quantize_linear(astype(integer_convolve(v, weights, **attrs), dtype=float32),
+                               np.float32(700), np.uint8(100))
+
+    made = lowering(function, [x], chip)
+    assert not any(isinstance(s, Tile) for f in made.functions for s in walk(f.body))
+    assert all("gather" not in text for text in made.llvm.splitlines()), "bytes lie side by side"
+    got = np.asarray(Executable(made.artifact())(x))
+    assert integer_convolve.reference is not None
+    sums = integer_convolve.reference(x, w, TensorType(got.shape, int32), **attrs)
+    want = np.clip(np.rint(sums.astype(np.float32) / 700) + 100, 0, 255)
     np.testing.assert_array_equal(got, want)
 
 

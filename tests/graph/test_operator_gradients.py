@@ -190,6 +190,8 @@ ROWS: dict[str, list[Case]] = {
         case(spread(1, 4, 2, 2), spread(1, 2, 3, 2), spread(1, 2, 3, 2), scale=0.7),
         case(spread(3, 2), spread(4, 2), spread(4, 2), spread(3, 4)),
         case(spread(3, 2), spread(4, 2), spread(4, 2), given(np.tri(3, 4, 1, bool)))],
+    "rotary_embedding": [case(spread(2, 3, 4), spread(3, 4), spread(3, 4)),
+                         case(spread(3, 6), spread(3, 6), spread(3, 6), interleaved=True)],
     # movement
     "reshape": [case(X, shape=(2, 6)), case(X, shape=(-1,))],
     "flatten": [case(X), case(spread(2, 2, 3), start_axis=1)],

@@ -133,3 +133,35 @@ def test_gradient_of_an_added_mask(rng):
 def test_gradient_past_masked_rows(rng):
     mask = np.array([[True, True], [False, False], [True, False]])
     check_gradient(attention, *qkv(rng, (1, 3), (1, 2), size=2), mask, wrt=(0, 1, 2))
+
+
+# ---------------------------------------------------------------- rotary embeddings
+def turned(x, cos, sin, interleaved):
+    """By complex numbers, in float64."""
+    half = x.shape[-1] // 2
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (
+        slice(0, half), slice(half, None))
+    x, cos, sin = (np.asarray(a, np.float64) for a in (x, cos, sin))
+    angle = np.broadcast_to(cos, x.shape)[..., first] + 1j * np.broadcast_to(sin, x.shape)[
+        ..., first]
+    pairs = (x[..., first] + 1j * x[..., second]) * angle
+    result = np.empty_like(x)
+    result[..., first], result[..., second] = pairs.real, pairs.imag
+    return result
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 8), (1, 2), (3, 0, 4), (4, 6)])
+def test_rotary_embedding(rng, shape, interleaved):
+    angle = rng.standard_normal((shape[-2], shape[-1] // 2))
+    angle = np.repeat(angle, 2, -1) if interleaved else np.concatenate([angle, angle], -1)
+    x, cos, sin = (a.astype(np.float32) for a in (
+        rng.standard_normal(shape), np.cos(angle), np.sin(angle)))
+    rotate = op("rotary_embedding")
+    np.testing.assert_allclose(evaluate(rotate, x, cos, sin, interleaved=interleaved),
+                               turned(x, cos, sin, interleaved), rtol=1e-6, atol=1e-6)
+
+
+def test_rotary_embedding_of_an_odd_size_is_refused():
+    with pytest.raises(ShapeError, match="pairs"):
+        infer(op("rotary_embedding"), *(TensorType((3, 5), float32) for _ in range(3)))

@@ -85,7 +85,7 @@ def seeds() -> list[ModelProto]:
          node("Tile", "p n", "y"), node("OneHot", "i depth values", "h")],
         {"i": (3,)}, ["y", "h"],
         {**_weights(w=(10, 4), u=(1, 3)), "a": np.array([0]), "b": np.array([2]),
-         "c": np.array([1]), "j": np.array([[0, 1, 0]]), "pads": np.array([1, 0, 0, 1]),
+         "c": np.array([0]), "j": np.array([[0, 1, 0]]), "pads": np.array([1, 0, 0, 1]),
          "n": np.array([2, 1]), "depth": np.array(6), "values": np.float32([0, 1])},
         kinds={"i": i64})
     quantised = model(

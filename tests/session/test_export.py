@@ -51,3 +51,19 @@ def test_what_has_a_counterpart_runs_elsewhere(tmp_path: Path, rng: np.random.Ge
     x = rng.standard_normal((3, 3), np.float32)
     np.testing.assert_allclose(ReferenceEvaluator(written).run(None, {"x": x})[0],
                                2 * np.exp(x @ x), rtol=1e-5)
+
+
+def test_symbolic_sizes_stay_symbolic(tmp_path: Path, rng: np.random.Generator) -> None:
+    proto = model(
+        [node("Shape", "x", "n", end=1), node("Concat", "n minus", "target", axis=0),
+         node("Reshape", "x target", "flat"), node("Concat", "flat flat", "y", axis=0)],
+        {"x": ("rows", 2, "columns")}, ["y"], {"minus": np.array([-1])})
+    Session(proto).export(tmp_path / "opt.onnx")
+    written = onnx.load(tmp_path / "opt.onnx")
+    onnx.checker.check_model(written, full_check=True)
+    for shape in ((3, 2, 4), (1, 2, 7)):
+        x = rng.standard_normal(shape, np.float32)
+        wanted = np.concatenate([x.reshape(shape[0], -1)] * 2)
+        for found in (Session(written).run({"x": x}), ReferenceEvaluator(written).run(
+                None, {"x": x})):
+            assert np.array_equal(found[0], wanted)

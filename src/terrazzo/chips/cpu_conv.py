@@ -48,6 +48,7 @@ _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 _MOST_VECTORS = 4
 _LINE = 64
 _WAY = 4096  # bytes of one way of the first-level cache: addresses so far apart share a set
+_FEW_CHANNELS = 4  # are copied one by one
 _FEW_PIXELS = 9  # have room in a set, next to weights
 
 
@@ -509,13 +510,14 @@ class _Dense(ConvKernel):
             e = self.var("e")
             value = cast(self.x[at + e], self.wide)
             return For(e, 0, count * channels, Store(scratch, to + e, value), "vector")
-        if not together and self.x.dtype is self.wide and apart == 1:
+        if not together and self.x.dtype is self.wide and apart == 1 and channels > _FEW_CHANNELS:
             return transposed_copy(scratch, to, self.x, at, count, channels, self.pitch,
                                    conv.x_channel)
         q, c = self.var("q"), self.var("c", channels)
         value = cast(self.x[at + q * apart + c * conv.x_channel], self.wide)
+        kind = "vector" if together or channels > _FEW_CHANNELS else "unrolled"
         return For(q, 0, count, For(c, 0, channels, Store(
-            scratch, to + q * self.pitch + c, value), "vector"))
+            scratch, to + q * self.pitch + c, value), kind))
 
     # ------------------------------------------------------------ strips
     def at_once(self, strip: _Strip) -> Stmt:
@@ -692,12 +694,15 @@ class _Dense(ConvKernel):
                  ) -> tuple[Index, Index] | None:
         """Where weights of the next tiles lie, and the share of them that a tile asks for.
 
-        Weights that do not stay in the second-level cache come from far away, and only the first
-        tile to use them would wait: all tiles together ask for the next ones ahead.
+        Weights of a whole model come from far away, and only the first tile to use them would
+        wait: all tiles together ask for the next ones ahead. Narrow tiles are busy loading as it
+        is, so they ask only where not even one layer's weights stay in the cache.
         """
         weights = self.depth * self.panels * self.nr * self.wide.itemsize
         tiles = self.strip if self.by_columns else self.tiles
-        if weights < self.chip.l2_bytes or not isinstance(tiles, int):
+        near = self.panels == 1 and not self.shape.chunk
+        if near or not isinstance(tiles, int) or (
+                self.shape.vectors <= 2 and weights < self.chip.l2_bytes):
             return None
         count = tiles if self.by_columns else math.ceil(self.strip / self.shape.down) * tiles
         share = math.ceil(self.nr / count)

@@ -8,6 +8,7 @@ from terrazzo.chips.cpu_attention import lower_attention
 from terrazzo.chips.cpu_conv import lower_convolution
 from terrazzo.chips.cpu_gemm import lower_contraction
 from terrazzo.chips.cpu_quant import lower_integer_product
+from terrazzo.chips.cpu_quant_depthwise import lower_depthwise
 from terrazzo.chips.cpu_transpose import lower_transpose
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.expr.ir import Program, Tensor
@@ -17,7 +18,8 @@ _WHOLE = frozenset({"scaled_dot_product_attention"})
 _Template = Callable[[Program, ChipSpec, frozenset[Tensor]], Function | None]
 _BY_KIND: dict[str, tuple[_Template, ...]] = {  # the first that applies
     "attention": (lambda program, chip, _: lower_attention(program, chip),),
-    "contraction": (lower_convolution, lower_integer_product, lower_contraction),
+    "contraction": (lower_convolution, lower_integer_product, lower_depthwise,
+                    lower_contraction),
     "pointwise": (lambda program, chip, _: lower_transpose(program, chip),),
 }
 

@@ -43,6 +43,11 @@ def cut_at_conditions(stmt: Stmt) -> Stmt:
     return rewrite(stmt, visit)
 
 
+def cut_loop(loop: For, pieces: int) -> Stmt:
+    """One vector loop of stores, cut into at most so many pieces; sums may be cut as well."""
+    return _cut(loop, pieces)
+
+
 def _plain_stores(body: Stmt) -> bool:
     stmts = body.stmts if isinstance(body, Block) else (body,)
     return all(isinstance(s, Store) and s.reduce is None for s in stmts)

@@ -10,7 +10,7 @@ import numpy as np
 from terrazzo.dtypes import DType
 from terrazzo.errors import IndexOutOfRange
 from terrazzo.index import Index, Var, evaluate
-from terrazzo.loop.ir import Alloc, Block, Buffer, For, Function, If, Stmt, Store, Tile
+from terrazzo.loop.ir import Alloc, Block, Buffer, For, Function, If, Let, Stmt, Store, Tile
 from terrazzo.scalar import OPS, REDUCTIONS, Call, Const, FromIndex, Load, Scalar, walk
 
 Env = dict[Var, Any]
@@ -41,6 +41,13 @@ def _run(stmt: Stmt, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
             _run(stmt.then, env, memory)
         elif stmt.orelse is not None:
             _run(stmt.orelse, env, memory)
+    elif isinstance(stmt, Let):
+        env[stmt.var] = int(evaluate_scalar(stmt.value, env, memory))
+        _run(stmt.body, env, memory)
+        env.pop(stmt.var, None)
+    elif isinstance(stmt, While):
+        while evaluate_scalar(stmt.cond, env, memory):
+            _run(stmt.body, env, memory)
     elif isinstance(stmt, Alloc):
         size = int(evaluate(stmt.buffer.size, env))
         memory[stmt.buffer] = np.zeros(size, stmt.buffer.dtype.np)
@@ -73,9 +80,15 @@ def _run_vector(loop: For, lo: int, hi: int, env: Env, memory: dict[Buffer, np.n
 def _store(stmt: Store, env: Env, memory: dict[Buffer, np.ndarray], lanes: int = 0) -> None:
     array = memory[stmt.buffer]
     index = _index(stmt.index, env, memory)
-    _check(stmt.buffer, index, array)
     value = evaluate_scalar(stmt.value, env, memory)
     value = convert(value, stmt.buffer.dtype)
+    if stmt.mask is not None:
+        kept = np.broadcast_to(evaluate_scalar(stmt.mask, env, memory), (max(lanes, 1),))
+        if not kept.any():
+            return
+        index = np.broadcast_to(index, kept.shape)[kept]
+        value, lanes = np.broadcast_to(value, kept.shape)[kept], len(index)
+    _check(stmt.buffer, index, array)
     if stmt.reduce is None:
         if lanes and np.ndim(index) == 0:  # all lanes store to one place: the last one stays
             value = np.broadcast_to(value, (lanes,))[-1]

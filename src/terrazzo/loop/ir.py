@@ -3,6 +3,7 @@
     Function = name, params: Buffer*, dims: Var*, body, packed: number of a param -> Packing
     Stmt     = For(var, lo, hi, kind, body) | Block(Stmt*) | If(cond, then, orelse)
              | Alloc(buffer, body) | Store(buffer, index, value, reduce?) | Tile(intrinsic, ...)
+             | Let(var, value, body) | While(cond, body)
     kind     = serial | parallel | vector | unrolled | program
 
 Buffers are flat: an address is one index expression, so strides are settled above this level.
@@ -34,12 +35,13 @@ class Buffer:
     dtype: DType
     size: Index
     constant: bool = False  # read only in this function
+    bounded: bool = True  # false: a bare address, of unknown size, that may overlap others
 
     def __getitem__(self, index: Index | Scalar) -> Load:
         return Load(self.dtype, self, (index,))
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype.short}[{self.size}]"
+        return f"{self.name}: {self.dtype.short}[{self.size if self.bounded else ''}]"
 
 
 class Stmt:
@@ -86,6 +88,23 @@ class Alloc(Stmt):
 
 
 @dataclass(frozen=True, eq=False)
+class Let(Stmt):
+    """A name for a computed integer, which indices and bounds in `body` may use."""
+
+    var: Var
+    value: Scalar
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False)
+class While(Stmt):
+    """Runs `body` again and again, for as long as `cond` holds before it."""
+
+    cond: Scalar
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False)
 class Store(Stmt):
     """`buffer[index] = value`, or `buffer[index] = reduce(buffer[index], value)`."""
 
@@ -94,6 +113,7 @@ class Store(Stmt):
     value: Scalar
     reduce: str | None = None
     streaming: bool = False  # will not be read again soon: may bypass the caches
+    mask: Scalar | None = None  # nothing is stored where it does not hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +183,7 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside one."""
     if isinstance(stmt, Block):
         return stmt.stmts
-    if isinstance(stmt, (For, Alloc)):
+    if isinstance(stmt, (For, Alloc, Let, While)):
         return (stmt.body,)
     if isinstance(stmt, If):
         return (stmt.then,) if stmt.orelse is None else (stmt.then, stmt.orelse)
@@ -175,7 +195,7 @@ def rewrite(stmt: Stmt, visit: Callable[[Stmt], Stmt | None]) -> Stmt:
     fresh = stmt
     if isinstance(stmt, Block):
         fresh = block(*(rewrite(s, visit) for s in stmt.stmts))
-    elif isinstance(stmt, (For, Alloc)):
+    elif isinstance(stmt, (For, Alloc, Let, While)):
         fresh = replace(stmt, body=rewrite(stmt.body, visit))
     elif isinstance(stmt, If):
         fresh = If(stmt.cond, rewrite(stmt.then, visit),
@@ -197,7 +217,12 @@ def substitute_vars(stmt: Stmt, values: Mapping[Var, Index]) -> Stmt:
         if isinstance(node, For):
             return replace(node, lo=index(node.lo), hi=index(node.hi), grain=index(node.grain))
         if isinstance(node, Store):
-            return replace(node, index=index(node.index), value=index(node.value))
+            return replace(node, index=index(node.index), value=index(node.value),
+                           mask=None if node.mask is None else index(node.mask))
+        if isinstance(node, Let):
+            return replace(node, value=index(node.value))
+        if isinstance(node, While):
+            return replace(node, cond=index(node.cond))
         if isinstance(node, If):
             return If(index(node.cond), node.then, node.orelse)
         if isinstance(node, Tile):
@@ -227,12 +252,19 @@ def format_stmt(stmt: Stmt, indent: int = 0) -> list[str]:
         if stmt.orelse is not None:
             lines += [f"{pad}else:", *format_stmt(stmt.orelse, indent + 1)]
         return lines
+    if isinstance(stmt, Let):
+        return [f"{pad}let {stmt.var} = {format_scalar(stmt.value)}",
+                *format_stmt(stmt.body, indent)]
+    if isinstance(stmt, While):
+        return [f"{pad}while {format_scalar(stmt.cond)}:", *format_stmt(stmt.body, indent + 1)]
     if isinstance(stmt, Alloc):
         return [f"{pad}alloc {stmt.buffer}", *format_stmt(stmt.body, indent)]
     if isinstance(stmt, Store):
         index = format_scalar(stmt.index) if isinstance(stmt.index, Scalar) else str(stmt.index)
         sign = _REDUCE_TEXT[stmt.reduce] if stmt.reduce else "="
         note = "  # streaming" if stmt.streaming else ""
+        if stmt.mask is not None:
+            note = f" if {format_scalar(stmt.mask)}{note}"
         return [f"{pad}{stmt.buffer.name}[{index}] {sign} {format_scalar(stmt.value)}{note}"]
     assert isinstance(stmt, Tile)
     places = [f"&{b.name}[{o}]" for b, o in stmt.places]

@@ -79,6 +79,19 @@ def _meaning(places: Sequence[Place], sizes: Sequence[Index], *, down: int, acro
 WINDOW_TILE = TileIntrinsic("window_tile", _meaning)
 
 
+def replaced(tile: Tile) -> list[Buffer]:
+    """Operands that a tile reads only where it stores afterwards: their memory may be C's."""
+    facts = tile.constants
+    if tile.intrinsic is not WINDOW_TILE or facts["finish"] is None or facts["accumulate"]:
+        return []
+    (c, c_at), _, _, *operands = tile.places
+    steps = tile.sizes[1 + 3 * facts["levels"]:]
+    found = [buffer for i, (buffer, at) in enumerate(operands[:len(facts["finish"].along)])
+             if facts["finish"].along[i] == 1 and buffer.dtype is c.dtype and at == c_at
+             and steps[2 * i + 4:2 * i + 6] == steps[:2]]
+    return [x for x in found if sum(x is y for y, _ in tile.places) == 1]
+
+
 def window_tile(c: Place, a: Place, b: Place, levels: Sequence[Level], columns: Index,
                 c_step: Pixels, a_step: Pixels, down: int, across: int, nr: int, *,
                 accumulate: bool = False, lanewise: bool = False, finish: Finish | None = None,

@@ -15,7 +15,14 @@ from terrazzo.chips.cpu import host
 from terrazzo.codegen.llvm import jit
 from terrazzo.codegen.llvm.program import MOST_ARGUMENTS
 from terrazzo.dtypes import DType, as_dtype
-from terrazzo.errors import ArgumentError, CpuFeatureError, DTypeError, OutOfMemory, ShapeError
+from terrazzo.errors import (
+    ArgumentError,
+    ArtifactError,
+    CpuFeatureError,
+    DTypeError,
+    OutOfMemory,
+    ShapeError,
+)
 from terrazzo.index import Index, IndexExpr, Var, compile_python, free_vars
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import artifact as artifacts
@@ -228,7 +235,10 @@ class Executable:
     @staticmethod
     def load(path: str | PathLike[str]) -> Executable:
         """Read what `save` wrote; refused with a reason on a CPU that lacks features."""
-        return Executable(artifacts.load(path))
+        try:
+            return Executable(artifacts.load(path))
+        except OSError as error:
+            raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from None
 
     def __repr__(self) -> str:
         ins = ", ".join(f"{n}: {t.short}[{', '.join(map(str, s))}]" for n, t, s in

@@ -10,6 +10,7 @@ from terrazzo.graph.fusion import Fused, Group
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index, Sum, ceildiv
 from terrazzo.loop.ir import Function, If, Store, Tile, walk
+from terrazzo.loop.window_tile import replaced
 from terrazzo.scalar import loads
 from terrazzo.shapes import num_elements
 
@@ -136,13 +137,21 @@ def _offsets(spans: Mapping[Value, _Span]) -> tuple[dict[Value, int], int]:
 
 
 def _overwritten(group: Group, function: Function) -> list[tuple[Value, Value]]:
-    """The output of a pointwise kernel with an input whose memory it may take, if there is one.
+    """The output of a kernel with an input whose memory it may take, if there is one.
 
     That is safe where every element is written by one statement, which reads the input at that
     element only, and nothing else reads it.
     """
     statements = list(walk(function.body))
     stores = [s for s in statements if isinstance(s, Store)]
+    tiles = [s for s in statements if isinstance(s, Tile)]
+    if tiles and all(t.places[0][0] is function.params[-1] for t in tiles) and len(
+            group.outputs) == 1:
+        read_by_stores = {load.source for s in stores for load in loads(s.value)}
+        free = set.intersection(*(set(replaced(t)) for t in tiles)) - read_by_stores
+        written = any(s.buffer is function.params[-1] for s in stores)
+        return [(group.outputs[0], v) for p, v in zip(function.params, group.inputs, strict=False)
+                if p in free and not written][:1]
     if group.program.kind != "pointwise" or len(stores) != 1 or len(group.outputs) != 1 or any(
             isinstance(s, (Tile, If)) for s in statements):
         return []

@@ -14,6 +14,7 @@ from terrazzo.errors import DTypeError, ModelError, TerrazzoError, UnsupportedOp
 from terrazzo.frontends.onnx.functions import (
     function_body,
     has_function,
+    missing_part,
     opset_table,
     proto_of,
     steps_of,
@@ -75,6 +76,9 @@ def _making_sense(node: Any) -> Iterator[None]:
 def host_step(node: Any, why: str, block: Block) -> HostStep:
     """The way to run a node that is not compiled; UnsupportedOperator when there is none."""
     setting = block.setting
+    missing = missing_part(node, setting.opsets)
+    if missing is not None:
+        raise ModelError(f"{node_text(node)} has no {missing}", where=setting.where or None)
     domain = "" if node.domain == "ai.onnx" else node.domain
     attrs = {a.name: attribute_value(a, setting.where) for a in node.attribute}
     if not domain and node.op_type in CONTROL:

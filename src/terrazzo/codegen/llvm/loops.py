@@ -44,9 +44,11 @@ from terrazzo.loop.ir import (
     For,
     Function,
     If,
+    Let,
     Stmt,
     Store,
     Tile,
+    While,
     children,
     walk,
 )
@@ -111,7 +113,8 @@ class LoopEmitter:
         inner = f"{function.name}.main"
         slots = [(b.name, "ptr") for b in function.params] + [(d.name, "i64")
                                                               for d in function.dims]
-        params = [("ptr noalias" if ty == "ptr" else ty, f"p{i}") for i, (_, ty) in
+        alone = {i for i, buffer in enumerate(function.params) if buffer.bounded}
+        params = [("ptr noalias" if i in alone else ty, f"p{i}") for i, (_, ty) in
                   enumerate(slots)]
         self.b = Builder(self.module, inner, [*params, ("i64", "threads")], linkage="internal",
                          attrs="nounwind noinline")
@@ -190,9 +193,25 @@ class LoopEmitter:
                 self.b.call("void", "free", [pointer])
         elif isinstance(stmt, Tile):
             self.tile(stmt, scope)
+        elif isinstance(stmt, Let):
+            value = scalars.cast(self.b, self.value(stmt.value, scope), stmt.value.dtype, int64)
+            self.stmt(stmt.body, self.inside(scope, stmt.var, value))
+        elif isinstance(stmt, While):
+            self.while_(stmt, scope)
         else:
             assert isinstance(stmt, Store)
             self.store(stmt, scope)
+
+    def while_(self, loop: While, scope: Scope) -> None:
+        b = self.b
+        test, body, after = (b.new_label(name) for name in ("test", "again", "after"))
+        b.br(test)
+        b.start_block(test)
+        b.cond_br(self.value(loop.cond, scope), body, after)
+        b.start_block(body)
+        self.stmt(loop.body, scope)
+        b.br(test)
+        b.start_block(after)
 
     def tile(self, tile: Tile, scope: Scope) -> None:
         from terrazzo.codegen.llvm.tiles import TEMPLATES
@@ -247,7 +266,8 @@ class LoopEmitter:
         chunk.call("void", f"{task}.body", [*loaded[:-3], begin, end])
         chunk.ret()
 
-        params = [("ptr noalias" if v.ty == "ptr" else v.ty, f"c{i}")
+        alone = {i for i, buffer in enumerate(buffers) if buffer.bounded}
+        params = [("ptr noalias" if i in alone else v.ty, f"c{i}")
                   for i, v in enumerate(captured[:-3])]
         self.b = Builder(module, f"{task}.body", [*params, ("i64", "begin"), ("i64", "end")],
                          linkage="internal", attrs="nounwind noinline")
@@ -289,6 +309,10 @@ class LoopEmitter:
         return ScalarCode(self, scope).emit(root, guard)
 
     def store(self, stmt: Store, scope: Scope) -> None:
+        if stmt.mask is not None:
+            bare = replace(stmt, mask=None)
+            self.b.if_(self.value(stmt.mask, scope), lambda: self.store(bare, scope))
+            return
         value = self.value(stmt.value, scope)
         pointer = self.address(stmt.buffer, stmt.index, scope)
         dtype = stmt.buffer.dtype
@@ -399,8 +423,10 @@ def _used_vars(loop: For) -> set[Var]:
 
 def _roots(stmt: Stmt) -> list[Index | Scalar]:
     if isinstance(stmt, Store):
-        return [stmt.index, stmt.value]
-    return [stmt.cond] if isinstance(stmt, If) else []
+        return [stmt.index, stmt.value] + ([] if stmt.mask is None else [stmt.mask])
+    if isinstance(stmt, Let):
+        return [stmt.value]
+    return [stmt.cond] if isinstance(stmt, (If, While)) else []
 
 
 def _used_buffers(body: Stmt) -> set[Buffer]:
@@ -437,7 +463,7 @@ class ScalarCode:
     def in_bounds(self, load: Load) -> bool:
         index = load.indices[0]
         if isinstance(index, Scalar):
-            return True  # data-dependent indices were clipped by the operator
+            return bool(load.source.bounded)  # clipped by the operator, unless there is no size
         return proves_le(0, index) and proves_lt(index, load.source.size)
 
     def visit(self, node: Scalar, guard: Val | None) -> Val:
@@ -909,6 +935,11 @@ class VectorCode(ScalarCode):
         dtype, elem = buffer.dtype, memory_type(buffer.dtype)
         step = None if isinstance(index, Scalar) else coefficient(index, self.lanes.var)
         mask, align, width = self.lanes.mask, dtype.itemsize, self.lanes.width
+        if stmt.mask is not None:
+            kept = self.emit(stmt.mask, mask)
+            kept = self.both(mask, kept if kept.lanes == width else self.b.splat(kept, width))
+            mask = kept if kept.count == self.lanes.count else Val(
+                kept.ty, kept.parts * self.lanes.count)
         if isinstance(step, int) and step == 1:
             assert not isinstance(index, Scalar)
             pointer = self.pointer(buffer, index, elem)
@@ -916,17 +947,20 @@ class VectorCode(ScalarCode):
                 old = from_memory(self.b, self.contiguous(buffer, index, elem, mask), dtype)
                 value = combine(self.b, stmt.reduce, old, value, dtype)
             data = to_memory(self.b, value, dtype)
-            if stmt is self.lanes.aligned:
+            if mask is not None and width == 1:
+                self.b.if_(mask, lambda: self.b.store(data, pointer, align))
+            elif stmt is self.lanes.aligned:
                 self.b.store(data, pointer, align * width, nontemporal=True)
             elif mask is None:
                 self.b.store(data, pointer, align)
-            elif self.lanes.alone:
+            elif self.lanes.alone and stmt.mask is None:
                 # LLVM makes one lane of a truncating masked store as wide as it was before.
                 self.b.store(self.b.extract(data, 0), pointer, align)
             else:
                 self.b.masked_store(data, pointer, mask, align)
             self.stored = {k: v for k, v in self.stored.items() if k[0] is not buffer}
-            self.stored[(buffer, index)] = value
+            if stmt.mask is None:
+                self.stored[(buffer, index)] = value
             return
         place = self.visit(index, None) if isinstance(index, Scalar) else self.index_value(index)
         if stmt.reduce is not None:
@@ -936,7 +970,9 @@ class VectorCode(ScalarCode):
             place = self.b.splat(place, width)
         pointers = self.b.gep(elem, self.scope.memory[buffer], place)
         data = to_memory(self.b, value, dtype)
-        if width == 1:
+        if width == 1 and mask is not None:
+            self.b.if_(mask, lambda: self.b.store(data, pointers, align))
+        elif width == 1:
             self.b.store(data, pointers, align)
         else:
             everywhere = const(vec("i1", width), True)

@@ -88,6 +88,8 @@ class _Window:
         c, a, right, *operands = pointers
         elem = self.elems[0]
         c_rows = [b.gep(elem, c, offset) for offset in pixels(0)]
+        offsets = [pixels(i + 2) for i in range(len(operands))]
+        self.ask_for(b, operands, offsets, nr)
         zero = const(vec(elem, self.width), 0.0)
         state = [zero] * (len(c_rows) * len(masks))
         if asked is not None:
@@ -100,7 +102,6 @@ class _Window:
             sums = [b.fadd(self.load(b, elem, p, masks[v]), value)
                     for (_, v, p), value in zip(places, sums, strict=True)]
         if facts["finish"] is not None:
-            offsets = [pixels(i + 2) for i in range(len(operands))]
             sums = self.finished(b, places, sums, operands, offsets, masks)
         for (_, v, p), value in zip(places, sums, strict=True):
             self.store(b, value, p, masks[v])
@@ -188,6 +189,18 @@ class _Window:
                 for v, mask in enumerate(masks)]
 
     # ------------------------------------------------------------ what follows the sum
+    def ask_for(self, b: Builder, operands: Sequence[Val], offsets: Sequence[Sequence[Val]],
+                nr: int) -> None:
+        """Ask for operands that differ from pixel to pixel: they arrive while the sums are made."""
+        for i, (operand, rows) in enumerate(zip(operands, offsets, strict=True)):
+            if all(row.literal == 0 for row in rows):
+                continue
+            finish = self.tile.constants["finish"]
+            elem, size = memory_type(finish.operands[i].dtype), finish.operands[i].dtype.itemsize
+            for row in rows:
+                for at in range(0, nr if finish.along[i] else 1, 64 // size):
+                    b.prefetch(b.gep(elem, operand, b.add(row, at), inbounds=False))
+
     def finished(self, b: Builder, places: Sequence[tuple[int, int, Val]], sums: Sequence[Val],
                  operands: Sequence[Val], offsets: Sequence[Sequence[Val]],
                  masks: Sequence[Val | None]) -> list[Val]:

@@ -17,7 +17,7 @@ from terrazzo.errors import UnsupportedOperator
 from terrazzo.frontends.onnx.registry import OWN, Call, Result, converts_domain
 from terrazzo.frontends.onnx.types import code_of
 from terrazzo.graph.ir import Graph, Node, Value, operator_named
-from terrazzo.index import IndexExpr
+from terrazzo.index import Algebra, IndexExpr, Var, interpret
 from terrazzo.shapes import normalize_axes
 
 OPSET = 18
@@ -48,6 +48,7 @@ class _Exporter:
         self.names: dict[Value, str] = {}
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
+        self.sizes: dict[Any, str] = {}  # what symbolic sizes are called
         self.own = False  # whether nodes of our own domain are needed
 
     # ------------------------------------------------------------ making nodes
@@ -70,10 +71,34 @@ class _Exporter:
         return name
 
     def ints(self, numbers: Sequence[Any]) -> str:
-        if any(isinstance(n, IndexExpr) for n in numbers):
-            raise UnsupportedOperator("a graph with symbolic sizes cannot be written as ONNX yet",
-                                      hint="fix them with add_free_dimension_override_by_name")
-        return self.weight(np.array(numbers, np.int64), "sizes")
+        """A list of integers, computed from the shapes of inputs where they are symbolic."""
+        if not any(isinstance(n, IndexExpr) for n in numbers):
+            return self.weight(np.array(numbers, np.int64), "sizes")
+        return self.emit("Concat", [self.size(n) for n in numbers], axis=0)
+
+    def size(self, number: Any) -> str:
+        """One integer, known or symbolic, as a list of one."""
+
+        def pair(operator: str) -> Callable[[str, str], str]:
+            return lambda a, b: self.emit(operator, [a, b])
+
+        def floordiv(a: str, b: str) -> str:  # ONNX divides towards zero
+            return self.emit("Div", [self.emit("Sub", [a, self.emit("Mod", [a, b])]), b])
+
+        if number not in self.sizes:
+            self.sizes[number] = interpret(number, Algebra(
+                lambda n: self.weight(np.array([n]), "size"), self.dimension, pair("Add"),
+                pair("Mul"), floordiv, pair("Mod"), pair("Min"), pair("Max")))
+        return self.sizes[number]
+
+    def dimension(self, var: Var) -> str:
+        """A symbolic size, taken from an input that has it."""
+        for value in self.graph.inputs:
+            for axis, n in enumerate(value.shape):
+                if n is var:
+                    return self.emit("Shape", [self.names[value]], start=axis, end=axis + 1)
+        raise UnsupportedOperator(f"no input has the size {var}, so it cannot be written as ONNX",
+                                  hint="fix it with add_free_dimension_override_by_name")
 
     def cast(self, value: Value, dtype: DType) -> str:
         name = self.names[value]

@@ -25,6 +25,19 @@ def _schema(node: Any, opsets: Mapping[str, int]) -> Any:
         return None
 
 
+def missing_part(node: Any, opsets: Mapping[str, int]) -> str | None:
+    """What ONNX says that a node must have and it has not: an input or an attribute."""
+    schema = _schema(node, opsets)
+    if schema is None:
+        return None
+    for i, formal in enumerate(schema.inputs):
+        if formal.option.name == "Single" and not (i < len(node.input) and node.input[i]):
+            return f"input {formal.name!r}"
+    given = {a.name for a in node.attribute}
+    return next((f"attribute {name!r}" for name, attribute in schema.attributes.items()
+                 if attribute.required and name not in given), None)
+
+
 def has_function(node: Any, opsets: Mapping[str, int]) -> bool:
     """Whether ONNX defines a node's operator by a function."""
     schema = _schema(node, opsets)

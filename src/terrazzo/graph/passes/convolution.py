@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from terrazzo.graph.ir import Node, Value, constant, expand
+from terrazzo.graph.ir import Node, Value, constant
 from terrazzo.graph.passes.parts import made_by, op, operands
 from terrazzo.graph.rewrite import P, Rule, RuleTable, constant_array, same_shape, wildcards
 from terrazzo.index import Index
@@ -188,14 +188,10 @@ def _pads(node: Node, rank: int) -> list[tuple[Index, Index]]:
     return [(p, p) if isinstance(p, int) else tuple(p) for p in given]  # type: ignore[misc, arg-type]
 
 
-def _border_before(y: Value, node: Node) -> Value | None:
+def _border_before(x: Value, y: Value, node: Node) -> Value | None:
     """Zeros around images are what padding means."""
-    border = made_by(y, "place", "pad")
-    if border is not None and border.op.name == "pad":
-        border = made_by(expand(border.op, border.inputs, border.attrs)[0], "place")
-    if border is None:
-        return None
-    (x,) = operands(border)
+    border = y.node
+    assert border is not None
     starts, steps = border.attrs["starts"], border.attrs["steps"]
     ends = [n - a - m for n, a, m in zip(y.shape, starts, x.shape, strict=True)]
     if border.attrs["value"] != 0 or any(s != 1 for s in steps) or any(
@@ -216,6 +212,6 @@ CONVOLUTION = RuleTable((
          _offset_after),
     Rule("batch norm into the convolution after", P.conv(P.batch_norm(x, ...).named("y").once(),
                                                          ...), _norm_before),
-    Rule("border into the convolution after", P.conv(P.one_of("place", "pad")(...).named("y"),
-                                                     ...), _border_before),
+    Rule("border into the convolution after", P.conv(P.place(x).named("y"), ...),
+         _border_before),
 ))

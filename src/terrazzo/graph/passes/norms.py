@@ -53,13 +53,12 @@ def _mean(value: Value) -> tuple[Value, tuple[int, ...]] | None:
 
 def _square(value: Value) -> Value | None:
     """What a value is the square of."""
-    node = made_by(_plain(value), "power", "multiply", "square")
+    node = made_by(_plain(value), "power", "multiply")
     if node is None:
         return None
-    base, *more = operands(node)
-    if node.op.name == "power":
-        return base if splat(more[0]) == 2 else None
-    return base if not more or _is(base, more[0]) else None
+    base, other = operands(node)
+    squares = splat(other) == 2 if node.op.name == "power" else _is(base, other)
+    return base if squares else None
 
 
 def _root(value: Value) -> Value | None:
@@ -72,7 +71,7 @@ def _root(value: Value) -> Value | None:
 
 def _inverse_root(value: Value) -> Value | None:
     """What a value is one over the square root of."""
-    node = made_by(_plain(value), "rsqrt", "reciprocal", "divide", "power")
+    node = made_by(_plain(value), "rsqrt", "divide", "power")
     if node is None:
         return None
     first, *rest = operands(node)
@@ -80,8 +79,6 @@ def _inverse_root(value: Value) -> Value | None:
         return first
     if node.op.name == "power":
         return first if splat(rest[0]) == -0.5 else None
-    if node.op.name == "reciprocal":
-        return _root(first)
     return _root(rest[0]) if splat(first) == 1 else None
 
 

@@ -1,4 +1,7 @@
-"""Parallel matrix products of one input with constant weights, merged into one wider product.
+"""Matrix products as exporters surround them, and several of one input merged into a wider one.
+
+A layer of more than two axes comes as a product of merged rows between two reshapes, which part the
+product from what follows it; without them it is computed as the product is stored.
 
 Projections to queries, keys and values read the same rows. As one product they are one kernel with
 work for all threads; attention reads its parts of the result by strides. Constant biases are joined
@@ -17,17 +20,58 @@ import numpy as np
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph.ir import Graph, Node, Value, constant, rebuild, trace_scope
 from terrazzo.graph.passes.parts import op, operands
-from terrazzo.graph.rewrite import LEVELS, Applied, constant_array, describe
+from terrazzo.graph.rewrite import (
+    LEVELS,
+    Applied,
+    P,
+    Rule,
+    RuleTable,
+    constant_array,
+    describe,
+    same_shape,
+    wildcards,
+)
+from terrazzo.index import proves_eq
 from terrazzo.ops.shape import span
+
+x, w, y = wildcards("x w y")
 
 LEVEL = "extended"
 NAME = "parallel products merged"
 # What may read a part of a wider product. Arithmetic is better off with a product of its own, which
 # then computes it as it stores.
-_VIEWS = frozenset({"reshape", "permute_dims", "transpose", "expand_dims", "slice",
-                    "scaled_dot_product_attention"})
+_VIEWS = frozenset({"reshape", "permute_dims", "slice", "scaled_dot_product_attention"})
 
 
+# ---------------------------------------------------------------- rows between reshapes
+def _rows_as_they_were(x: Value, w: Value, bias: Value | None, product: Value, node: Node
+                       ) -> Value | None:
+    """reshape(reshape(x) @ w + bias) that only takes rows apart is x @ w + bias of such rows."""
+    made, shape = product.node, node.types[0].shape
+    assert made is not None and made.inputs[0] is not None
+    size = made.inputs[0].shape[-1]
+    if w.ndim != 2 or made.attrs.get("transpose_x") or (
+            bias is not None and bias.ndim > 1) or not shape or (
+            not proves_eq(shape[-1], product.shape[-1])):
+        return None
+    rows = (*shape[:-1], size)
+    if x.ndim and proves_eq(x.shape[-1], size) and not same_shape(x.shape, rows):
+        return None  # this reshape is needed, and is better off behind the product
+    fresh = op(made.op.name, op("reshape", x, shape=rows), w, **made.attrs)
+    return fresh if bias is None else op("add", fresh, bias)
+
+
+_flat = P.one_of("matmul", "batch_matmul")(P.reshape(x), w).named("product").once()
+
+PRODUCTS = RuleTable((
+    Rule("rows of a product as they were", P.reshape(_flat),
+         lambda x, w, product, node: _rows_as_they_were(x, w, None, product, node), LEVEL),
+    Rule("rows of a product with a bias as they were", P.reshape(P.add(_flat, y).once()),
+         lambda x, w, y, product, node: _rows_as_they_were(x, w, y, product, node), LEVEL),
+))
+
+
+# ---------------------------------------------------------------- products of one input
 @dataclass(frozen=True, eq=False)
 class _Product:
     """A product with constant weights, and the constant bias that is added to it, if any."""

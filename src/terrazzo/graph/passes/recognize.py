@@ -9,22 +9,27 @@ from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.passes.gelu import GELU
 from terrazzo.graph.passes.inline import inline_composites
 from terrazzo.graph.passes.norms import NORMS
-from terrazzo.graph.passes.products import merge_products
+from terrazzo.graph.passes.products import PRODUCTS, merge_products
 from terrazzo.graph.passes.rotary import ROTARY
 from terrazzo.graph.rewrite import Applied, RuleTable, rewrite
 
-PATTERNS: RuleTable = NORMS + GELU + ROTARY + CONVOLUTION + ATTENTION
+PATTERNS: RuleTable = NORMS + GELU + ROTARY + CONVOLUTION + PRODUCTS + ATTENTION
+_OPENED = frozenset({"user", "shape", "elementwise"})
+
+
+def opened(graph: Graph, log: list[Applied] | None = None) -> Graph:
+    """A graph in the words that patterns are written in.
+
+    Users' operators are opened, and those that only move data or abbreviate arithmetic; the others
+    stay whole. What exporters write twice (a mean, a slice) becomes one value.
+    """
+    graph = inline_composites(graph, log, whole=lambda node: node.op.family not in _OPENED)
+    return common_subexpressions(graph, log)
 
 
 def recognize(graph: Graph, log: list[Applied] | None = None, level: str = "all") -> Graph:
-    """The graph with known patterns replaced by the operators they stand for.
-
-    Users' operators are opened first; ours stay whole, as the patterns are made of them. Exporters
-    write the same thing twice here and there (a mean, a slice), and patterns name it once.
-    """
-    graph = inline_composites(graph, log, whole=lambda node: node.op.family != "user")
-    graph = common_subexpressions(graph, log)
-    graph, applied = rewrite(graph, PATTERNS, level)
+    """The graph with known patterns replaced by the operators they stand for."""
+    graph, applied = rewrite(opened(graph, log), PATTERNS, level)
     if log is not None:
         log.extend(applied)
     return merge_products(graph, log, level)

@@ -45,8 +45,7 @@ def _joined(value: Value) -> tuple[Part, Part] | None:
     node = made_by(value, "concat")
     if node is None or len(node.inputs) != 2 or node.attrs["axis"] not in (-1, value.ndim - 1):
         return None
-    left, right = (_without_last_axis(v) if made_by(v, "expand_dims", "reshape") else v
-                   for v in operands(node))
+    left, right = (_without_last_axis(v) if made_by(v, "reshape") else v for v in operands(node))
     first = None if left is None else _negated(left)
     if first is None or right is None:
         return None
@@ -56,7 +55,7 @@ def _joined(value: Value) -> tuple[Part, Part] | None:
 
 def _without_last_axis(value: Value) -> Value | None:
     """A value before an axis of size 1 was put at its end."""
-    node = made_by(value, "expand_dims", "reshape")
+    node = made_by(value, "reshape")
     source = None if node is None else operands(node)[0]
     added = source is not None and same_shape((*source.shape, 1), value.shape)
     return source if added else None
