@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx_models import bert, resnet
 
+import terrazzo as tz
 import terrazzo.ort as ort  # the one line to change in a program written for onnxruntime
 from terrazzo.cli_models import bench
 
@@ -22,7 +23,8 @@ MODELS = {
                          "attention_mask": np.ones((1, 128), np.int64)}),
 }
 
-with tempfile.TemporaryDirectory() as folder:
+# Compiled models go to the same folder, to be gone with it afterwards.
+with tempfile.TemporaryDirectory() as folder, tz.knobs.override(cache_dir=folder):
     for name, (build, feeds) in MODELS.items():
         path = Path(folder) / f"{name}.onnx"
         path.write_bytes(build().SerializeToString())

@@ -14,6 +14,7 @@ from terrazzo.chips.cpu_conv import lower_convolution
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import jit
 from terrazzo.codegen.llvm.kernel import compile_function, llvm_text
+from terrazzo.compiler import Lowering
 from terrazzo.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int32
 from terrazzo.expr.convolution import match_convolution
 from terrazzo.expr.ir import Program
@@ -29,6 +30,7 @@ from terrazzo.loop.simplify import simplify
 from terrazzo.ops.activation import clip, gelu, relu
 from terrazzo.ops.conv import conv, convolve
 from terrazzo.runtime import pool
+from terrazzo.runtime.executable import Executable
 from terrazzo.shapes import dim
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host().vector_bits]
@@ -229,6 +231,30 @@ def test_bias_residual_and_activation_are_one_kernel(groups: int, activation: Ca
     by_input = {t.name: a for t, a in zip(found[0].inputs, arrays, strict=True)}
     got = run(function, host(), [by_input[t.name] for t in found[0].inputs], want.shape)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_residual_gives_its_memory_to_the_result() -> None:
+    """Sums are added to it where it lies; not where the convolution itself reads it."""
+    one = {"strides": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+    x, w = numbers((1, 9, 10, 16)), numbers((1, 1, 16, 16), seed=1)
+
+    def chain(x: Any, w: Any) -> Any:
+        first = relu(convolve(x, w, **one))
+        second = relu(convolve(first, w, **one))
+        both = relu(convolve(second, w, **one) + first)  # may lie where `first` did
+        return relu(convolve(both, w, **one) + both)  # may not: it is read as an image too
+
+    graph, _ = trace(chain, [TensorType(x.shape, float32), TensorType(w.shape, float32)])
+    lowering = Lowering(graph, host())
+    first, _, both, last = (g.outputs[0] for g in lowering.fused.groups)
+    places = lowering.plan.places
+    assert places[both] == places[first] != places[last]
+    got = np.asarray(Executable(lowering.artifact())(x, w))
+    image = x.astype(np.float64)
+    layer = [np.maximum(image @ w[0, 0], 0)]
+    layer.append(np.maximum(layer[0] @ w[0, 0], 0))
+    layer.append(np.maximum(layer[1] @ w[0, 0] + layer[0], 0))
+    np.testing.assert_allclose(got, np.maximum(layer[2] @ w[0, 0] + layer[2], 0), rtol=1e-4)
 
 
 def test_interpreter_runs_the_same_kernel() -> None:

@@ -203,6 +203,9 @@ def test_floats_that_become_bytes_and_floats_again_stay_floats() -> None:
         assert interpret.evaluate_scalar(short, {}, memory) == interpret.evaluate_scalar(
             long, {}, memory)
     assert "bitcast" in str(without_bytes(there_and_back(source[0], 3, 4)))
+    loose = Call(int32, "bitcast", (source[0] + 1.5 * 2**23,))
+    wrapped = cast(cast(cast(loose, uint8), int32), float32)
+    assert without_bytes(wrapped) is wrapped, "what is not clamped wraps around"
 
 
 # ---------------------------------------------------------------- convolutions

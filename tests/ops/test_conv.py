@@ -74,6 +74,8 @@ def test_conv_is_torchs(shape: Sequence[int], weight: Sequence[int], attrs: dict
     ((1, 4, 4, 5), (4, 3, 4, 4), {"strides": (2, 3), "padding": (1, 2), "groups": 2}),
     ((1, 2, 4, 7), (2, 5, 3, 3), {"dilation": (2, 1), "padding": 3}),
     ((1, 2, 3, 2, 3), (2, 1, 2, 2, 2), {"strides": 2, "groups": 2}),
+    ((2, 4, 5, 4), (4, 3, 2, 5), {"strides": (3, 2), "output_padding": (2, 1), "padding": (0, 1)}),
+    ((1, 6, 5), (6, 2, 7), {"strides": 2, "padding": 3, "output_padding": 1, "groups": 3}),
 ], ids=str)
 def test_conv_transpose_is_torchs(shape: Sequence[int], weight: Sequence[int],
                                   attrs: dict[str, Any], rng: np.random.Generator) -> None:

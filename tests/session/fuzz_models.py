@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import collections
 import faulthandler
+import functools
 import multiprocessing
 import random
 import resource
@@ -27,7 +28,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends" / "onnx"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from models import model, node
+from onnx_models import bert, resnet
 
 MEMORY = 6 << 30  # bytes of address space a worker may have, the interpreter included
 SECONDS = 60  # for one mutant
@@ -46,6 +49,25 @@ def _branch(op: str) -> Any:
                              [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)])
 
 
+def _info(name: str, kind: int, shape: Any = ()) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _bodies() -> tuple[Any, Any]:
+    """The body of a Loop that doubles and of a Scan that sums."""
+    kind, flag = TensorProto.FLOAT, TensorProto.BOOL
+    doubling = helper.make_graph(
+        [node("Add", "a a", "b"), node("Identity", "c", "d"), node("Mul", "b b", "square")],
+        "doubling", [_info("i", TensorProto.INT64), _info("c", flag), _info("a", kind, (4,))],
+        [_info("d", flag), _info("b", kind, (4,)), _info("square", kind, (4,))])
+    summing = helper.make_graph(
+        [node("Add", "s v", "t"), node("Identity", "t", "u")], "summing",
+        [_info("s", kind, (4,)), _info("v", kind, (4,))],
+        [_info("t", kind, (4,)), _info("u", kind, (4,))])
+    return doubling, summing
+
+
+@functools.cache
 def seeds() -> list[ModelProto]:
     """Small models that between them use most of the front end."""
     i64 = TensorProto.INT64
@@ -96,7 +118,22 @@ def seeds() -> list[ModelProto]:
         {"x": (3, 4)}, ["y"],
         {"sx": np.float32(0.1), "zx": np.uint8(128), "sw": np.float32(0.05), "zw": np.int8(0),
          "w": np.arange(-10, 10, dtype=np.int8).reshape(4, 5)})
-    return [convolution, attention, recurrent, control, indices, quantised]
+    doubling, summing = _bodies()
+    loops = model(
+        [node("Loop", "trips _ x", "l squares", body=doubling),
+         node("Scan", "l squares", "sum sums", body=summing, num_scan_inputs=1),
+         node("SequenceConstruct", "l sum", "both"), node("SequenceAt", "both one", "second"),
+         node("SequenceInsert", "both x", "three"),
+         node("ConcatFromSequence", "three", "joined", axis=0),
+         node("Optional", "second", "maybe"), node("OptionalGetElement", "maybe", "there"),
+         node("Unique", "joined", "unique"), node("Range", "zero n one", "range"),
+         node("Cast", "range", "numbers", to=1), node("Add", "numbers there", "y")],
+        {"x": (4,)}, ["y", "unique", "sums"],
+        {"trips": np.array(3), "zero": np.array(0), "one": np.array(1), "n": np.array(4)})
+    exported = [bert(layers=1, hidden=8, heads=2, vocabulary=20, positions=16, batch="batch",
+                     sequence="sequence"),
+                resnet(depths=(1,), width=2, image=9, classes=3)]
+    return [convolution, attention, recurrent, control, indices, quantised, loops, *exported]
 
 
 # ---------------------------------------------------------------- how it is mutated

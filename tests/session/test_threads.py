@@ -43,12 +43,12 @@ def hammer(session: Session, asked: list[Feeds], threads: int, calls: int) -> in
     """Calls whose answer differs from the one that a single thread gets, in one bit or more."""
     wanted = [session.run(feeds)[0].tobytes() for feeds in asked]
 
-    def one(number: int) -> bool:
-        which = number % len(asked)
-        return session.run(asked[which])[0].tobytes() != wanted[which]
+    def share(thread: int) -> int:
+        order = [(thread + i) % len(asked) for i in range(calls // threads)]
+        return sum(session.run(asked[i])[0].tobytes() != wanted[i] for i in order)
 
     with ThreadPoolExecutor(threads) as pool:
-        return sum(pool.map(one, range(calls)))
+        return sum(pool.map(share, range(threads)))
 
 
 def test_answers_are_bit_equal() -> None:
@@ -62,19 +62,9 @@ def test_convolutions_are_bit_equal(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc")
-def test_memory_does_not_grow() -> None:
-    session, asked = tiny_bert(), questions(8)
-    hammer(session, asked, threads=8, calls=400)  # by now every thread and size was there
-    before = resident_kib()
-    assert hammer(session, asked, threads=8, calls=2000) == 0
-    assert resident_kib() - before < 4096
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not STATUS.exists(), reason="needs /proc")
-def test_ten_thousand_calls_of_64_threads() -> None:
+def test_ten_thousand_calls_of_64_threads_leave_memory_as_it_was() -> None:
     session, asked = tiny_bert(), questions(16)
-    assert hammer(session, asked, threads=64, calls=2000) == 0
+    hammer(session, asked, threads=64, calls=1984)  # by now every thread and size was there
     before = resident_kib()
-    assert hammer(session, asked, threads=64, calls=10_000) == 0
+    assert hammer(session, asked, threads=64, calls=10_048) == 0
     assert resident_kib() - before < 8192

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.util
+import json
 import math
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from terrazzo.chips.spec import ChipSpec, LaunchRules
 from terrazzo.errors import KnobError
@@ -21,6 +27,13 @@ _NEEDS_WIDER_THAN = {
     256: re.compile(r"avx512.*|avx10.*|amx-avx512"),
     128: re.compile(r"avx.*|amx-avx512|fma4?|f16c|xop|vaes|vpclmulqdq|sha512|sm[34]"),
 }
+
+# The lines of /proc/cpuinfo that tell one kind of processor from another.
+_IDENTITY = re.compile(
+    r"^(?:vendor_id|cpu family|model|model name|stepping|flags"
+    r"|CPU (?:implementer|architecture|variant|part|revision)|Features)\s*:.*$",
+    re.MULTILINE,
+)
 
 # Without cpufreq or a clock in the model name, all we can do is guess.
 _GUESSED_CLOCK_GHZ = 2.5
@@ -37,17 +50,67 @@ def host() -> ChipSpec:
 
 @lru_cache(maxsize=8)
 def _host(vector_bits: int) -> ChipSpec:
-    import llvmlite.binding as llvm  # 50 ms: only when code is about to be made or loaded
-
     return cpu_spec(
-        name=llvm.get_host_cpu_name(),
-        triple=llvm.get_process_triple(),
-        features=dict(llvm.get_host_cpu_features()),
+        **(_remembered_host() or _ask_llvm()),
         vector_bits=vector_bits,
         cores=usable_cores(),
         caches=_cache_sizes(),
         clock_ghz=_clock_ghz(),
     )
+
+
+@lru_cache(maxsize=1)
+def llvmlite_version() -> str:
+    """Tell which llvmlite would be imported, without importing it, which takes 50 ms and 40 MB."""
+    found = importlib.util.find_spec("llvmlite")
+    text = _read(Path(found.origin).with_name("_version.py")) if found and found.origin else ""
+    version = re.search(r"""version_version = ['"](.+)['"]""", text)
+    if version:
+        return version.group(1)
+    import llvmlite
+
+    return str(llvmlite.__version__)
+
+
+def _ask_llvm() -> dict[str, Any]:
+    """LLVM's name, triple and features of the host; remembered for processes to come."""
+    import llvmlite.binding as llvm
+
+    known = {
+        "name": llvm.get_host_cpu_name(),
+        "triple": llvm.get_process_triple(),
+        "features": dict(llvm.get_host_cpu_features()),
+    }
+    path = _host_file()
+    if path:
+        text = json.dumps(known)
+        # A cache that cannot be written costs time, nothing else.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+            with os.fdopen(handle, "w") as file:
+                file.write(f"{_digest(text)}\n{text}")
+            os.replace(temporary, path)
+    return known
+
+
+def _remembered_host() -> dict[str, Any] | None:
+    path = _host_file()
+    digest, _, text = _read(path).partition("\n") if path else ("", "", "")
+    return json.loads(text) if digest and digest == _digest(text) else None
+
+
+def _host_file() -> Path | None:
+    """The file of the cache that remembers what LLVM says of this processor."""
+    lines = set(_IDENTITY.findall(_read("/proc/cpuinfo")))
+    if not knobs.cache or not lines:
+        return None
+    key = _digest("\n".join(["host", llvmlite_version(), os.uname().machine, *sorted(lines)]))
+    return Path(os.path.expanduser(knobs.cache_dir)) / key[:2] / f"{key[2:]}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def avx2_spec(cores: int = 1) -> ChipSpec:
@@ -176,6 +239,6 @@ def _clock_ghz() -> float:
 
 def _read(path: str | Path) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(errors="replace").strip()
     except OSError:
         return ""

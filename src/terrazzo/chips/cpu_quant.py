@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from terrazzo.chips.cpu_gemm import (
     PlaceOf,
@@ -52,12 +53,15 @@ from terrazzo.scalar import (
 PlanOf = Callable[[PlaceOf], Stmt]
 
 _SMALL = (uint8, int8)
-# Register tiles as (rows, vectors of columns, price), as in cpu_gemm; words need one more register.
+# A float32 of this size counts in ones: adding it rounds to an integer, ties to even.
+_ROUNDING = 1.5 * 2**23
+# Register tiles as (rows, vectors of columns, price), as in cpu_gemm, by registers and steps of k
+# in a group; words need one more register. The prices of words are measured with AVX2.
 _TILES = {
     (32, 4): ((6, 4, 1.0), (8, 3, 1.03), (12, 2, 1.08), (14, 1, 1.3)),
     (32, 2): ((6, 4, 1.0), (8, 3, 1.03), (12, 2, 1.08), (14, 1, 1.3)),
     (16, 4): ((6, 2, 1.0), (4, 3, 1.05), (10, 1, 1.25)),
-    (16, 2): ((5, 2, 1.0), (3, 3, 1.1), (10, 1, 1.25)),
+    (16, 2): ((2, 4, 1.0), (3, 3, 1.01), (6, 2, 1.09), (10, 1, 1.3)),
 }
 _BLOCK_ROWS = 384  # rows of a task, where A is larger than the second-level cache
 _MOST_ROWS = 2048  # rows of a task, where it is not
@@ -90,28 +94,42 @@ def without_bytes(body: Scalar) -> Scalar:
     """An expression in which floats that become bytes and floats again stay floats.
 
     `f32(i32(u8(bits(x + big) + zero)) - zero)`, where adding the big number rounds x, which is
-    within the range of the bytes, is `x + big - big`.
+    clamped to the range of the bytes, is `x + big - big`.
     """
     def visit(node: Scalar) -> Scalar | None:
         # From the outside in: to float, minus the zero point, widened, a byte, plus it, bits.
-        if not (isinstance(node, Call) and node.op == "cast" and node.dtype is float32):
+        if not _is_cast(node, float32):
             return None
-        inner, taken = _offset(node.args[0], "sub")
-        for dtype in (int32, None):
-            if not (isinstance(inner, Call) and inner.op == "cast" and (
-                    inner.dtype is dtype or (dtype is None and inner.dtype in _SMALL))):
-                return None
-            inner = inner.args[0]
-        bits, given = _offset(inner, "add")
-        if taken is None or taken != given or not isinstance(bits, Call) or bits.op != "bitcast":
+        wide, taken = _offset(node.args[0], "sub")
+        if not _is_cast(wide, int32) or not _is_cast(wide.args[0], *_SMALL):
+            return None
+        byte = wide.args[0]
+        bits, given = _offset(byte.args[0], "add")
+        if taken is None or taken != given or not _is_call(bits, "bitcast"):
             return None
         rounded = bits.args[0]
-        if not (isinstance(rounded, Call) and rounded.op == "add" and isinstance(
-                rounded.args[1], Const)):
+        if not _is_call(rounded, "add") or _number(rounded.args[1]) != _ROUNDING or not (
+                _is_call(rounded.args[0], "min") and _is_call(rounded.args[0].args[0], "max")):
+            return None
+        low, high = _number(rounded.args[0].args[0].args[1]), _number(rounded.args[0].args[1])
+        if low is None or high is None or low < byte.dtype.min - given or (
+                high > byte.dtype.max - given):
             return None
         return call("sub", rounded, rounded.args[1])
 
     return rewrite(body, visit)
+
+
+def _is_call(node: Scalar, op: str) -> TypeGuard[Call]:
+    return isinstance(node, Call) and node.op == op
+
+
+def _is_cast(node: Scalar, *dtypes: DType) -> TypeGuard[Call]:
+    return isinstance(node, Call) and node.op == "cast" and node.dtype in dtypes
+
+
+def _number(node: Scalar) -> float | None:
+    return float(node.value) if isinstance(node, Const) else None
 
 
 def _offset(node: Scalar, op: str) -> tuple[Scalar, int | None]:

@@ -10,7 +10,19 @@ import numpy as np
 from terrazzo.dtypes import DType
 from terrazzo.errors import IndexOutOfRange
 from terrazzo.index import Index, Var, evaluate
-from terrazzo.loop.ir import Alloc, Block, Buffer, For, Function, If, Let, Stmt, Store, Tile
+from terrazzo.loop.ir import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    Function,
+    If,
+    Let,
+    Stmt,
+    Store,
+    Tile,
+    While,
+)
 from terrazzo.scalar import OPS, REDUCTIONS, Call, Const, FromIndex, Load, Scalar, walk
 
 Env = dict[Var, Any]

@@ -112,8 +112,8 @@ def rotary_embedding(x: Any, cos: Any, sin: Any, *, interleaved: bool = False) -
     """
     size = x.shape[-1] if x.ndim else 1
     if not divisible(size, 2):
-        raise ShapeError(f"rotary_embedding turns pairs, and {x.type} has an odd number of them "
-                         "along its last axis", where=user_location())
+        raise ShapeError(f"rotary_embedding turns pairs of numbers, and {x.type} has an odd "
+                         "number of them along its last axis", where=user_location())
     dtype = promote(x.dtype, cos.dtype, sin.dtype)
     wide = widened(x)
     turned = _quarter_turn_of_neighbours(wide) if interleaved else concat(

@@ -19,7 +19,7 @@ from terrazzo.index import Index, proves_eq, proves_le
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.reduce import in_shape
-from terrazzo.ops.shape import permute_dims, place
+from terrazzo.ops.shape import permute_dims, place, slice_
 from terrazzo.scalar import Const, Scalar, as_scalar, call
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import reduce as reduce_scalar
@@ -261,16 +261,71 @@ def conv_transpose(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, p
     rank = _require_layer("conv_transpose", x, weight, "[channels, outputs / groups, *sizes]")
     steps, gaps = _each(strides, rank, "strides"), _each(dilation, rank, "dilation")
     extra, pads = _each(output_padding, rank, "output_padding"), _pads(padding, rank)
-    channels, share = weight.shape[:2]
-    taps, space = weight.shape[2:], tuple(range(rank))
+    channels = weight.shape[0]
     if not proves_eq(channels // groups * groups, channels):
         raise ShapeError(f"{channels} channels do not divide into {groups} groups",
                          where=user_location())
+    ends = tuple((lo, hi - more) for (lo, hi), more in zip(pads, extra, strict=True))
+    known = all(isinstance(n, int) for n in weight.shape[2:])
+    way = _by_phases if known and max(steps) > 1 and max(gaps) == 1 else _by_spreading
+    result = way(_channels_last(x), weight, steps, ends, gaps, groups)
+    return _channels_first(result if bias is None else result + bias)
+
+
+def _by_spreading(x: Value, weight: Value, strides: tuple[int, ...], ends: Pads,
+                  dilation: tuple[int, ...], groups: int) -> Value:
+    """A transposed convolution as one over x with zeros between its elements."""
+    channels, share, *taps = weight.shape
+    space = tuple(range(len(taps)))
     split = in_shape(weight, (groups, channels // groups, share, *taps))
     moved = permute_dims(split, axes=(*(d + 3 for d in space), 1, 0, 2))
     window = flip(in_shape(moved, (*taps, channels // groups, groups * share)), axis=space)
-    around = tuple(((n - 1) * d - lo, (n - 1) * d - hi + more) for n, d, (lo, hi), more in zip(
-        taps, gaps, pads, extra, strict=True))
-    result = convolve(_spread(_channels_last(x), steps), window, strides=(1,) * rank,
-                      padding=around, dilation=gaps, groups=groups)
-    return _channels_first(result if bias is None else result + bias)
+    around = tuple(((n - 1) * d - lo, (n - 1) * d - hi) for n, d, (lo, hi) in zip(
+        taps, dilation, ends, strict=True))
+    return convolve(_spread(x, strides), window, strides=(1,) * len(taps), padding=around,
+                    dilation=dilation, groups=groups)
+
+
+def _by_phases(x: Value, weight: Value, strides: tuple[int, ...], ends: Pads,
+               dilation: tuple[int, ...], groups: int) -> Value:
+    """A transposed convolution as one for each phase of the strides (sub-pixel convolution).
+
+    Output `q * stride + r` meets the taps `r`, `r + stride`, ... only, over x from q down. So all
+    phases are outputs of one convolution over x as it is, and are then laid side by side.
+    """
+    rank = len(strides)
+    channels, share = weight.shape[:2]
+    taps: Any = weight.shape[2:]
+    known: Any = ends
+    turns = [-(-n // s) for n, s in zip(taps, strides, strict=True)]
+    whole = [m * s for m, s in zip(turns, strides, strict=True)]
+    filled = place(weight, shape=(channels, share, *whole), starts=(0,) * weight.ndim,
+                   steps=(1,) * weight.ndim)
+    pairs = [n for pair in zip(turns, strides, strict=True) for n in pair]
+    split = in_shape(filled, (groups, channels // groups, share, *pairs))
+    moved = permute_dims(split, axes=(*range(3, 3 + 2 * rank, 2), 1, 0,
+                                      *range(4, 4 + 2 * rank, 2), 2))
+    phases = share
+    for stride in strides:
+        phases = phases * stride
+    window = flip(in_shape(moved, (*turns, channels // groups, groups * phases)),
+                  axis=tuple(range(rank)))
+    made = convolve(x, window, strides=(1,) * rank, padding=tuple((m - 1, m - 1) for m in turns),
+                    dilation=(1,) * rank, groups=groups)
+    sizes = made.shape[1:-1]
+    apart = in_shape(made, (x.shape[0], *sizes, groups, *strides, share))
+    beside = permute_dims(apart, axes=(0, *(a for d in range(rank) for a in (
+        1 + d, rank + 2 + d)), rank + 1, 2 * rank + 2))
+    full = tuple(n * s for n, s in zip(sizes, strides, strict=True))
+    result = in_shape(beside, (x.shape[0], *full, groups * share))
+    # What hangs over is cut off; what output padding adds beyond the last tap is zero.
+    over = [w - n + hi for w, n, (_, hi) in zip(whole, taps, known, strict=True)]
+    stops = [n - max(cut, 0) for n, cut in zip(full, over, strict=True)]
+    starts = [lo for lo, _ in known]
+    result = slice_(result, starts=(0, *starts, 0), stops=(x.shape[0], *stops, groups * share),
+                    steps=(1,) * (rank + 2))
+    if min(over) < 0:
+        result = place(result, shape=(x.shape[0], *(n - min(cut, 0) for n, cut in zip(
+            result.shape[1:-1], over, strict=True)), groups * share),
+            starts=(0,) * (rank + 2), steps=(1,) * (rank + 2))
+    return result

@@ -96,6 +96,11 @@ def _parameter_numpy(given: np.ndarray, shape: Shape, axis: int, block_size: int
     return given.reshape([-1 if d == axis else 1 for d in range(len(shape))])
 
 
+def _wide(*dtypes: DType) -> DType:
+    """The type of the arithmetic: float32, unless something comes in float64."""
+    return float64 if any(t is float64 for t in dtypes) else float32
+
+
 # ---------------------------------------------------------------- quantising
 def _quantize_type(x: TensorType, scale: TensorType | None, zero: TensorType | None, *,
                    dtype: Any, axis: int, block_size: int, saturate: bool) -> TensorType:
@@ -121,7 +126,7 @@ def _quantize_numpy(x: np.ndarray, scale: np.ndarray | None, zero: np.ndarray | 
     target = out.dtype if dtype is None else as_dtype(dtype)
     if zero is not None:
         target = as_dtype(zero.dtype)
-    wide = np.float64 if x.dtype == np.float64 else np.float32
+    wide = _wide(*(as_dtype(a.dtype) for a in (x, scale) if a is not None)).np
     value = x.astype(wide)
     if scale is not None:
         value = value / _parameter_numpy(scale, x.shape, axis, block_size).astype(wide)
@@ -147,11 +152,12 @@ def quantize_linear(x: Any, scale: Any = None, zero: Any = None, *, dtype: Any =
     their range unless `saturate` is set.
     """
     target = out.dtype
+    wide = _wide(*(t.dtype for t in (x, scale) if t is not None))
 
     def element(*i: Index) -> Scalar:
-        value = cast_scalar(x[i], float32)
+        value = cast_scalar(x[i], wide)
         if scale is not None:
-            value = call("div", value, cast_scalar(_parameter(scale, i, axis, block_size), float32))
+            value = call("div", value, cast_scalar(_parameter(scale, i, axis, block_size), wide))
         if not target.is_integer:
             if saturate:
                 value = call("min", call("max", value, target.min), target.max)
@@ -167,16 +173,20 @@ def quantize_linear(x: Any, scale: Any = None, zero: Any = None, *, dtype: Any =
 
 
 def saturated(value: Scalar, offset: Scalar | None, target: DType) -> Scalar:
-    """A float32 rounded to the nearest even integer, plus an offset, within an integer type."""
+    """A float rounded to the nearest even integer, plus an offset, within an integer type."""
     low: Any = float(target.min)
     high: Any = float(target.max)
     if isinstance(offset, Const):
         low, high = low - offset.value, high - offset.value
     elif offset is not None:
-        low = low - cast_scalar(offset, float32)
-        high = high - cast_scalar(offset, float32)
+        low = low - cast_scalar(offset, value.dtype)
+        high = high - cast_scalar(offset, value.dtype)
     inside = call("min", call("max", value, low), high)
-    bits: Scalar = Call(int32, "bitcast", (call("add", inside, _ROUNDING),))
+    if value.dtype is float32:
+        bits: Scalar = Call(int32, "bitcast", (call("add", inside, _ROUNDING),))
+    else:
+        number = call("where", call("isnan", inside), 0.0, inside)
+        bits = cast_scalar(call("round", number), int32)
     if offset is not None and not (isinstance(offset, Const) and offset.value == 0):
         bits = call("add", bits, offset)
     return cast_scalar(bits, target)
@@ -191,7 +201,7 @@ def _dequantize_type(x: TensorType, scale: TensorType, zero: TensorType | None, 
 
 def _dequantize_numpy(x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, *, dtype: Any,
                       axis: int, block_size: int, out: TensorType) -> np.ndarray:
-    wide = np.float64 if scale.dtype == np.float64 else np.float32
+    wide = _wide(as_dtype(scale.dtype)).np
     value = x.astype(wide)
     if zero is not None:
         value = value - _parameter_numpy(zero, x.shape, axis, block_size).astype(wide)
@@ -204,14 +214,15 @@ def _dequantize_numpy(x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None,
 def dequantize_linear(x: Any, scale: Any, zero: Any = None, *, dtype: Any = None, axis: int = 1,
                       block_size: int = 0, out: TensorType) -> Tensor:
     """(x - zero) * scale, in the type of the scale or in `dtype`"""
-    between = int32 if x.dtype.is_integer and x.dtype.bits <= 16 else float32
+    wide = _wide(scale.dtype)
+    between = int32 if x.dtype.is_integer and x.dtype.bits <= 16 else wide
 
     def element(*i: Index) -> Scalar:
         value = cast_scalar(x[i], between)
         if zero is not None and x.dtype.is_integer:
             value = value - cast_scalar(_parameter(zero, i, axis, block_size), between)
-        factor = cast_scalar(_parameter(scale, i, axis, block_size), float32)
-        return cast_scalar(cast_scalar(value, float32) * factor, out.dtype)
+        factor = cast_scalar(_parameter(scale, i, axis, block_size), wide)
+        return cast_scalar(cast_scalar(value, wide) * factor, out.dtype)
 
     return compute(out.shape, element, origin="dequantize_linear")
 

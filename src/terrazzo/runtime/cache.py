@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from terrazzo.chips.cpu import host
+from terrazzo.chips.cpu import host, llvmlite_version
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.knobs import knobs
 from terrazzo.version import __version__
@@ -60,9 +60,7 @@ def make_key(*parts: str | bytes, chip: ChipSpec | None = None) -> str:
 
 @lru_cache(maxsize=1)
 def _versions() -> bytes:
-    import llvmlite
-
-    return f"terrazzo {__version__} llvmlite {llvmlite.__version__} layout {_VERSION}".encode()
+    return f"terrazzo {__version__} llvmlite {llvmlite_version()} layout {_VERSION}".encode()
 
 
 _digests: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
@@ -210,7 +208,8 @@ class Cache:
 
     def _entries(self) -> list[tuple[Path, os.stat_result]]:
         found = []
-        for pattern in (f"??/*{_SUFFIX}", f"??/*{_FILE_SUFFIX}", "??/*.part"):
+        # What LLVM said of the host is kept there too, by the room that asks (chips/cpu.py).
+        for pattern in (f"??/*{_SUFFIX}", f"??/*{_FILE_SUFFIX}", "??/*.json", "??/*.part"):
             for path in self.folder.glob(pattern):
                 try:
                     found.append((path, path.stat()))

@@ -68,7 +68,8 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
         for value, source in _overwritten(group, function):
             source = fused.root(source)
             if value not in places and source not in places and spans[source].last == step and (
-                    byte_size(value) == byte_size(source)):
+                    byte_size(value) == byte_size(source)) and sum(
+                    fused.root(v) is source for v in group.inputs) == 1:
                 first = owner.get(source, source)
                 owner[value] = first
                 spans[first] = replace(spans[first], last=spans[value].last)

@@ -43,6 +43,8 @@ FORMS: dict[str, Callable[..., Any]] = {
     "boolean mask": lambda q, k, v, m: tz.softmax(
         tz.where(m > 0, q @ swap(k) * 0.5, -3.4028235e38)) @ v,
     "causal": lambda q, k, v, m: guarded((q * 0.7) @ (swap(k) * 0.7) + CAUSAL) @ v,
+    "causal for each of a batch": lambda q, k, v, m: tz.softmax(
+        q @ swap(k) + np.stack([CAUSAL[None]] * 2)) @ v,
 }
 
 
@@ -58,7 +60,7 @@ def test_forms(name: str, rng: np.random.Generator) -> None:
     after, applied = rewrite(graph, ATTENTION)
     assert "attention" in {a.rule for a in applied}
     (found,) = [n for n in after.nodes if n.op.name == "scaled_dot_product_attention"]
-    assert found.attrs["causal"] == (name == "causal")
+    assert found.attrs["causal"] == name.startswith("causal")
     assert not any(n.op.name == "softmax" for n in after.nodes)
     (before,), (now,) = (evaluate.run(g, [q, k, v, mask]) for g in (graph, after))
     np.testing.assert_allclose(now, before, rtol=2e-5, atol=1e-6)
@@ -76,6 +78,32 @@ def test_grouped_heads_are_not_repeated(rng: np.random.Generator) -> None:
     after, _ = rewrite(graph, ATTENTION)
     (found,) = [n for n in after.nodes if n.op.name == "scaled_dot_product_attention"]
     assert [i.shape for i in found.inputs[:3]] == [(2, 6, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)]
+    (before,), (now,) = (evaluate.run(g, [q, k, v]) for g in (graph, after))
+    np.testing.assert_allclose(now, before, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_repeated_keys_that_are_transposed_through_merged_axes(merged: bool,
+                                                               rng: np.random.Generator) -> None:
+    """Exporters join the reshape that ends repetition with the one that begins the transpose."""
+    q = rng.standard_normal((2, 6, 5, 4), np.float32)
+    k, v = (rng.standard_normal((2, 2, 5, 4), np.float32) for _ in range(2))
+
+    def spread(x: Any) -> Any:
+        return tz.broadcast_to(tz.reshape(x, shape=(2, 2, 1, 5, 4)), shape=(2, 2, 3, 5, 4))
+
+    def form(q: Any, k: Any, v: Any) -> Any:
+        shape = (12, 5, 4) if merged else (3, 4, 5, 4)
+        keys = tz.reshape(spread(k), shape=shape)
+        axes = (0, 2, 1) if merged else (0, 1, 3, 2)
+        keys = tz.reshape(tz.permute_dims(keys, axes=axes), shape=(2, 6, 4, 5))
+        return tz.softmax(q @ keys) @ tz.reshape(spread(v), shape=(2, 6, 5, 4))
+
+    graph = graph_of(form, q, k, v)
+    after, _ = rewrite(graph, ATTENTION)
+    (found,) = [n for n in after.nodes if n.op.name == "scaled_dot_product_attention"]
+    heads = {i.shape[1] for i in found.inputs[1:3]}
+    assert heads == ({2} if merged else {6}), "both without repetition, or none"
     (before,), (now,) = (evaluate.run(g, [q, k, v]) for g in (graph, after))
     np.testing.assert_allclose(now, before, rtol=2e-5, atol=1e-6)
 

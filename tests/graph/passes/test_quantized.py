@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import terrazzo.ops  # noqa: F401  (registers every operator)
-from terrazzo.compiler import compile_graph
+from terrazzo.chips.cpu import host
+from terrazzo.compiler import Lowering, compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType
@@ -221,3 +222,14 @@ def test_groups_and_depthwise_layers() -> None:
         (meant,) = run(traced(function, *IMAGES), IMAGES)
         got = compile_graph(traced(function, *IMAGES))(*IMAGES)
         assert np.abs(np.asarray(got).astype(int) - meant.astype(int)).max() <= 1
+
+
+def test_an_image_is_quantised_in_the_order_it_lies_in_before_it_is_turned() -> None:
+    def function(x: Any) -> Any:
+        q = op.quantize_linear(x, SCALE, ZERO)
+        return op.quantize_linear(conv(real(q), weights((16, 3, 3, 3)), padding=1), RESULT, ZERO)
+
+    image = np.zeros((1, 3, 224, 224), np.float32)
+    first, second, *_ = Lowering(traced(function, image), host()).functions
+    assert "%" not in str(first), "one stretch of numbers"
+    assert "transposed_copy" in str(second)

@@ -13,8 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.graph.ir import Node, Value, operator_named
-from terrazzo.graph.rewrite import P, Rule, RuleTable, constant_array, splat, wildcards
+from terrazzo.graph.ir import Node, Value
+from terrazzo.graph.passes.parts import made_by, op, operands
+from terrazzo.graph.rewrite import (
+    P,
+    Rule,
+    RuleTable,
+    constant_array,
+    same_shape,
+    splat,
+    wildcards,
+)
 
 x, weights, v = wildcards("x weights v")
 
@@ -22,35 +31,22 @@ _PRODUCTS = ("matmul", "batch_matmul")
 _HIDDEN = -1e30  # what is added to a score to hide it: -inf, or near the type's lowest number
 
 
-def _op(name: str, *args: Value, **attrs: Any) -> Value:
-    return operator_named(name)(*args, **attrs)
-
-
-def _made_by(value: Value | None, *names: str) -> Node | None:
-    node = None if value is None else value.node
-    return node if node is not None and node.op.name in names else None
-
-
-def _inputs(node: Node) -> tuple[Value, ...]:
-    return tuple(v for v in node.inputs if v is not None)
-
-
 # ---------------------------------------------------------------- parts of the pattern
 def _without_guard(value: Value) -> Value:
     """`where(isnan(s), 0, s)` is s: the guard is there for rows that see no key."""
-    node = _made_by(value, "where")
+    node = made_by(value, "where")
     if node is None:
         return value
-    test, zero, kept = _inputs(node)
-    asked = _made_by(test, "isnan")
+    test, zero, kept = operands(node)
+    asked = made_by(test, "isnan")
     return kept if asked is not None and asked.inputs[0] is kept and splat(zero) == 0 else value
 
 
 def _scaled(value: Value) -> tuple[Value, float]:
     """A value without the numbers it is multiplied or divided by, and their product."""
     scale = 1.0
-    while (node := _made_by(value, "multiply", "divide")) is not None:
-        first, second = _inputs(node)
+    while (node := made_by(value, "multiply", "divide")) is not None:
+        first, second = operands(node)
         by, rest = splat(second), first
         if by is None and node.op.name == "multiply":
             by, rest = splat(first), second
@@ -65,23 +61,23 @@ def _transposed(value: Value) -> Value:
     """A matrix with its last two axes exchanged, undone where it has just been done."""
     rank = value.ndim
     swapped = (*range(rank - 2), rank - 1, rank - 2)
-    node = _made_by(value, "permute_dims")
+    node = made_by(value, "permute_dims")
     if node is not None and tuple(a % rank for a in node.attrs["axes"]) == swapped:
-        return _inputs(node)[0]
-    return _op("permute_dims", value, axes=swapped)
+        return operands(node)[0]
+    return op("permute_dims", value, axes=swapped)
 
 
 def _ungrouped(value: Value) -> Value:
     """k or v before its heads were repeated for grouped queries."""
-    outer = _made_by(value, "reshape")
-    spread = _made_by(outer.inputs[0], "broadcast_to") if outer is not None else None
+    outer = made_by(value, "reshape")
+    spread = made_by(outer.inputs[0], "broadcast_to") if outer is not None else None
     if spread is None or value.ndim < 3:
         return value
-    (source,) = _inputs(spread)
-    inner = _made_by(source, "reshape")
+    (source,) = operands(spread)
+    inner = made_by(source, "reshape")
     if inner is None or source.ndim != value.ndim + 1 or source.shape[-3] != 1:
         return value
-    (whole,) = _inputs(inner)
+    (whole,) = operands(inner)
     fits = (whole.ndim == value.ndim and whole.shape[:-3] == value.shape[:-3]
             and whole.shape[-2:] == value.shape[-2:] and source.shape[-4] == whole.shape[-3])
     return whole if fits else value
@@ -91,23 +87,20 @@ def _is_causal(mask: np.ndarray | None, queries: Any, keys: Any) -> bool:
     """Whether a mask that is added hides exactly the keys after each query's own place."""
     if mask is None or queries != keys or mask.shape[-2:] != (queries, keys):
         return False
-    if any(n != 1 for n in mask.shape[:-2]):
-        return False
-    table = mask.reshape(queries, keys)
     after = np.triu(np.ones((queries, keys), bool), 1)
-    return bool(np.all(table[~after] == 0) and np.all(table[after] <= _HIDDEN))
+    return bool(np.all(mask[..., ~after] == 0) and np.all(mask[..., after] <= _HIDDEN))
 
 
 def _masked(scores: Value) -> tuple[Value, Value | None]:
     """Scores before masking, and the mask: booleans that say what is seen, or what is added."""
-    node = _made_by(scores, "add")
+    node = made_by(scores, "add")
     if node is not None:
-        for whole, mask in (_inputs(node), _inputs(node)[::-1]):
-            if whole.shape == scores.shape and _made_by(_scaled(whole)[0], *_PRODUCTS):
+        for whole, mask in (operands(node), operands(node)[::-1]):
+            if whole.shape == scores.shape and made_by(_scaled(whole)[0], *_PRODUCTS):
                 return whole, mask
-    node = _made_by(scores, "where")
+    node = made_by(scores, "where")
     if node is not None:
-        seen, kept, hidden = _inputs(node)
+        seen, kept, hidden = operands(node)
         number = splat(hidden)
         if kept.shape == scores.shape and number is not None and number <= _HIDDEN:
             return kept, seen
@@ -116,24 +109,24 @@ def _masked(scores: Value) -> tuple[Value, Value | None]:
 
 def _factors(product: Node) -> tuple[Value, Value] | None:
     """q and k of the scores' product, k with its size last."""
-    left, right = _inputs(product)
+    left, right = operands(product)
     if left.ndim < 2 or right.ndim < 2 or product.attrs.get("transpose_x"):
         return None
     right, by = _scaled(right)
     k = right if product.attrs.get("transpose_y") else _transposed(right)
-    return left, k if by == 1.0 else _op("multiply", k, float(by))
+    return left, k if by == 1.0 else op("multiply", k, float(by))
 
 
 def _attention(weights: Value, v: Value, node: Node) -> Value | None:
     if node.attrs.get("transpose_x") or node.attrs.get("transpose_y") or v.ndim < 2:
         return None
-    soft = _made_by(_without_guard(weights), "softmax")
+    soft = made_by(_without_guard(weights), "softmax")
     if soft is None or soft.attrs["axis"] not in (-1, weights.ndim - 1):
         return None
-    scores = _inputs(soft)[0]
+    scores = operands(soft)[0]
     scores, mask = _masked(scores)
     scores, scale = _scaled(scores)
-    product = _made_by(scores, *_PRODUCTS)
+    product = made_by(scores, *_PRODUCTS)
     if product is None or scores.dtype is not v.dtype or not v.dtype.is_float:
         return None
     pair = _factors(product)
@@ -143,7 +136,10 @@ def _attention(weights: Value, v: Value, node: Node) -> Value | None:
     k, by_k = _scaled(pair[1])
     queries, keys = scores.shape[-2:]
     causal = mask is not None and _is_causal(constant_array(mask), queries, keys)
-    return _op("scaled_dot_product_attention", q, _ungrouped(k), _ungrouped(v),
+    groups = _ungrouped(k), _ungrouped(v)
+    if len({t.shape[:-2] for t in groups}) == 1:  # both were repeated, or none
+        k, v = groups
+    return op("scaled_dot_product_attention", q, k, v,
                *([] if mask is None or causal else [mask]), causal=causal,
                scale=float(scale * by_q * by_k))
 
@@ -151,19 +147,17 @@ def _attention(weights: Value, v: Value, node: Node) -> Value | None:
 # ---------------------------------------------------------------- a transpose through merged axes
 def _permute_of_merged(x: Value, node: Node) -> Value | None:
     """reshape(permute(reshape(x))) that merges leading axes and takes them apart again."""
-    middle = _made_by(node.inputs[0], "permute_dims")
+    middle = made_by(node.inputs[0], "permute_dims")
     assert middle is not None
-    merged, shape = _inputs(middle)[0], node.types[0].shape
+    merged, shape = operands(middle)[0], node.types[0].shape
     axes = tuple(a % merged.ndim for a in middle.attrs["axes"])
-    extra = x.ndim - merged.ndim
-    if extra < 1 or axes[0] != 0 or len(shape) != x.ndim:
+    leading = len(shape) - merged.ndim + 1
+    if leading < 2 or axes[0] != 0 or not same_shape(
+            shape[leading:], [merged.shape[a] for a in axes[1:]]):
         return None
-    if merged.shape[1:] != x.shape[extra + 1:] or tuple(shape[:extra + 1]) != tuple(
-            x.shape[:extra + 1]):
-        return None
-    return _op("permute_dims", x, axes=(*range(extra + 1), *(a + extra for a in axes[1:])))
-
-
+    apart = (*shape[:leading], *merged.shape[1:])
+    whole = x if same_shape(x.shape, apart) else op("reshape", x, shape=apart)
+    return op("permute_dims", whole, axes=(*range(leading), *(a + leading - 1 for a in axes[1:])))
 
 
 ATTENTION = RuleTable((

@@ -9,7 +9,7 @@ from terrazzo.dtypes import DType
 from terrazzo.graph.ir import Node, Value, operator_named
 
 
-def op(name: str, *args: Value | None, **attrs: Any) -> Value:
+def op(name: str, *args: Value | float | None, **attrs: Any) -> Value:
     """One more node, by its operator's name."""
     return operator_named(name)(*args, **attrs)
 

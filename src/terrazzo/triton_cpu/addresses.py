@@ -1,0 +1,221 @@
+"""What address and mask arithmetic does along one loop variable.
+
+Addresses of a kernel are integer expressions of any kind. Here they are turned, as far as they go,
+into index expressions, in which strides are coefficients: that is what tells vector loads, rows
+and broadcasts from gathers. Parts that do not change along the innermost loop get a name before
+it, however they are computed (a row number that was loaded, a remainder).
+
+Sums and products of 32-bit integers are taken not to overflow where they make an address or are
+compared to make a mask; everywhere else they wrap around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from terrazzo.dtypes import bool_, int64
+from terrazzo.index import Index, Var, bounds, coefficient, free_vars, substitute
+from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, call, children, rewrite, walk
+
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+# a < b is a - b + 0 < 0, and so on: what is negative exactly where the comparison holds.
+_NEGATIVE = {"lt": (1, 0), "le": (1, -1), "gt": (-1, 0), "ge": (-1, -1)}
+
+
+def depends(value: Scalar, variables: Iterable[Var]) -> bool:
+    """Whether an expression changes with one of some loop variables."""
+    wanted = set(variables)
+    for node in walk(value):
+        index: Index | Scalar = 0
+        if isinstance(node, FromIndex):
+            index = node.index
+        elif isinstance(node, Load):
+            index = node.indices[0]
+        if not isinstance(index, Scalar) and not wanted.isdisjoint(free_vars(index)):
+            return True
+    return False
+
+
+@dataclass
+class Names:
+    """Names for values that do not change in the innermost loop, to be bound before it."""
+
+    inner: Var | None
+    fresh: Callable[[str], Var]
+    bound: list[tuple[Var, Scalar]] = field(default_factory=list)
+    known: dict[int, Var] = field(default_factory=dict)
+
+    def name(self, value: Scalar) -> Var | None:
+        """A variable for an integer, if it stays the same in the loop."""
+        if id(value) in self.known:
+            return self.known[id(value)]
+        if not value.dtype.is_integer or (self.inner is not None
+                                          and depends(value, (self.inner,))):
+            return None
+        var = self.known[id(value)] = self.fresh("at")
+        self.bound.append((var, value))
+        return var
+
+
+class Reader:
+    """Reads integer expressions as index expressions; one for each loop nest."""
+
+    def __init__(self, names: Names | None):
+        self.names = names
+        self.memo: dict[int, tuple[Scalar, Index | None]] = {}  # nodes kept, so ids stay theirs
+
+    def index(self, value: Scalar) -> Index | None:
+        """The expression as an index, or None where it has no such form."""
+        if id(value) not in self.memo:
+            self.memo[id(value)] = value, self._read(value)
+        return self.memo[id(value)][1]
+
+    def _read(self, value: Scalar) -> Index | None:
+        if isinstance(value, Const) and value.dtype.is_integer:
+            return int(value.value)
+        if isinstance(value, FromIndex):
+            return value.index
+        found: Index | None = None
+        if isinstance(value, Call):
+            if value.op == "cast" and self._keeps_value(value):
+                found = self.index(value.args[0])
+            elif value.op in ("add", "sub", "mul") and value.dtype.is_integer and (
+                    value.dtype.bits >= 32):
+                found = self._combine(value)
+        if found is None and self.names is not None:
+            return self.names.name(value)
+        return found
+
+    def _combine(self, value: Call) -> Index | None:
+        a, b = (self.index(arg) for arg in value.args)
+        if a is None or b is None:
+            return None
+        result = a + b if value.op == "add" else a - b if value.op == "sub" else a * b
+        if value.dtype.bits == 32:
+            low, high = bounds(result)
+            if (low is not None and low < -(1 << 31)) or (high is not None and high >= 1 << 32):
+                return None
+        return result
+
+    @staticmethod
+    def _keeps_value(value: Call) -> bool:
+        source, target = value.args[0].dtype, value.dtype
+        if not (source.is_integer and target.is_integer) or target.bits < 32:
+            return False
+        return source.is_signed == target.is_signed or source.bits < target.bits
+
+    # ------------------------------------------------------------ whole expressions
+    def settle(self, root: Scalar) -> Scalar:
+        """The expression with addresses and comparisons of integers as index expressions."""
+
+        def visit(node: Scalar) -> Scalar | None:
+            if isinstance(node, Load) and isinstance(node.indices[0], Scalar):
+                index = self.index(node.indices[0])
+                return None if index is None else Load(node.dtype, node.source, (index,))
+            if isinstance(node, Call) and node.op in _COMPARISONS:
+                if node.args[0].dtype.is_integer and node.args[0].dtype.is_signed:
+                    sides = [self.index(a) for a in node.args]
+                    if sides[0] is not None and sides[1] is not None:
+                        return Call(bool_, node.op, tuple(FromIndex(int64, s) for s in sides
+                                                          if s is not None))
+            return None
+
+        return rewrite(root, visit)
+
+
+def conjuncts(condition: Scalar) -> list[Scalar]:
+    """The parts of a condition that must all hold."""
+    if isinstance(condition, Call) and condition.op == "and":
+        return [part for arg in condition.args for part in conjuncts(arg)]
+    if isinstance(condition, Const) and condition.value:
+        return []
+    return [condition]
+
+
+def distance(test: Scalar) -> Index | None:
+    """What is negative exactly where a settled comparison of two indices holds."""
+    if not isinstance(test, Call) or test.op not in _NEGATIVE:
+        return None
+    a, b = test.args
+    if not (isinstance(a, FromIndex) and isinstance(b, FromIndex)):
+        return None
+    sign, shift = _NEGATIVE[test.op]
+    return sign * (a.index - b.index) + shift
+
+
+def _key(test: Scalar) -> object:
+    if isinstance(test, Call) and all(isinstance(a, FromIndex) for a in test.args):
+        return (test.op, *(a.index for a in test.args if isinstance(a, FromIndex)))
+    return id(test)
+
+
+def assuming(value: Scalar, facts: Iterable[Scalar]) -> Scalar:
+    """A settled expression where some conditions are known to hold."""
+    keys = {_key(f) for f in facts}
+    if not keys:
+        return value
+
+    def visit(node: Scalar) -> Scalar | None:
+        if not isinstance(node, Call):
+            return None
+        if node.dtype is bool_ and _key(node) in keys:
+            return Const(bool_, True)
+        if node.op == "where" and isinstance(node.args[0], Const):
+            return node.args[1] if node.args[0].value else node.args[2]
+        if node.op == "and" and node.dtype is bool_:
+            for i in (0, 1):
+                arg = node.args[i]
+                if isinstance(arg, Const) and arg.value:
+                    return node.args[1 - i]
+        return None
+
+    return rewrite(value, visit)
+
+
+def wrapped_parts(root: Scalar, inner: Var) -> list[Call]:
+    """Remainders of what counts up along the inner loop, as in `(start + i) % size`, in addresses.
+
+    They change nothing as long as the whole range lies below the divisor.
+    """
+    found: list[Call] = []
+    for node in walk(root):
+        if isinstance(node, Load) and isinstance(node.indices[0], Scalar):
+            for part in walk(node.indices[0]):
+                if isinstance(part, Call) and part.op == "fmod" and part not in found and (
+                        part.dtype.is_integer and not depends(part.args[1], (inner,))
+                        and depends(part.args[0], (inner,))):
+                    found.append(part)
+    return found
+
+
+def in_range(part: Call, reader: Reader, inner: Var, extent: int) -> Scalar | None:
+    """The condition under which a remainder changes nothing in the whole inner loop."""
+    number, divisor = (reader.index(a) for a in part.args)
+    if number is None or divisor is None:
+        return None
+    step = coefficient(number, inner)
+    if not isinstance(step, int) or step < 0:
+        return None
+    first, last = (substitute(number, {inner: i}) for i in (0, extent - 1))
+    return call("and", Call(bool_, "ge", (FromIndex(int64, first), FromIndex(int64, 0))),
+                Call(bool_, "lt", (FromIndex(int64, last), FromIndex(int64, divisor))))
+
+
+def replaced(root: Scalar, table: dict[int, Scalar]) -> Scalar:
+    """An expression with some nodes exchanged, found by identity before anything is rebuilt."""
+    done: dict[int, Scalar] = {}
+    for node in walk(root):
+        fresh: Scalar = table.get(id(node), node)
+        if fresh is not node:
+            fresh = done.get(id(fresh), fresh)
+        elif isinstance(node, Call):
+            fresh = Call(node.dtype, node.op, tuple(done[id(a)] for a in node.args)) if any(
+                done[id(a)] is not a for a in node.args) else node
+        elif isinstance(node, Load) and children(node):
+            index = node.indices[0]
+            assert isinstance(index, Scalar)
+            if done[id(index)] is not index:
+                fresh = Load(node.dtype, node.source, (done[id(index)],))
+        done[id(node)] = fresh
+    return done[id(root)]

@@ -1,0 +1,474 @@
+"""From TTIR to Loop IR: one program of the grid as loops over flat buffers.
+
+`Lowering` walks a function once. Elementwise operations, views and loads only make `Value`s;
+operations that need elements (stores, reductions, products, loops that carry tiles) emit loop
+nests. What a family of operations does lives in files of its own (`lower_reduce`, `lower_dot`,
+`lower_control`), as functions in the table `HANDLERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from terrazzo.dtypes import DType, bool_, int32, int64
+from terrazzo.errors import TritonLoweringError
+from terrazzo.index import Index, Var, bounds
+from terrazzo.loop.ir import Alloc, Buffer, For, Function, Let, Stmt, block
+from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, call, cast, where
+from terrazzo.triton_cpu.addresses import Names, Reader
+from terrazzo.triton_cpu.elementwise import EXPENSIVE, RULES, constant
+from terrazzo.triton_cpu.nest import Write, loops
+from terrazzo.triton_cpu.ttir import Block, Module, Op, Type
+from terrazzo.triton_cpu.uses import find_uses, inner_ops, writes_memory
+from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat, unflat
+
+Item = Stmt | tuple[Var, Scalar]  # a statement, or a name for the rest of its block
+Handler = Callable[["Lowering", Op], None]
+GRID = ("programs_x", "programs_y", "programs_z")
+
+
+class Lowering:
+    """One function being lowered: its values so far, its statements, its local buffers."""
+
+    def __init__(self, module: Module):
+        self.module = module
+        self.env: dict[str, Value] = {}
+        self.items: list[Item] = []
+        self.locals: list[Buffer] = []
+        self.params: list[tuple[Buffer, int]] = []  # a buffer, and the argument that it comes from
+        self.views: dict[tuple[Buffer, DType], Buffer] = {}  # other types of the same address
+        self.names: dict[str, int] = {}
+        self.program: list[Var] = []
+        self.grid: list[Var] = []
+        self.pending: list[tuple[str, Value]] = []  # loads that are still expressions
+        self.deferred: list[tuple[str, Value]] = []  # to be kept in memory when first computed
+        self.done: set[Op] = set()
+        self.inplace: dict[str, Buffer] = {}  # results of products that go where they are carried
+        self.uses = find_uses(module.entry.regions[0])
+
+    # ------------------------------------------------------------ names, statements, buffers
+    def fresh(self, name: str, lo: int | None = None, hi: int | None = None) -> Var:
+        number = self.names[name] = self.names.get(name, -1) + 1
+        return Var(f"{name}_{number}", lo, hi)
+
+    def emit(self, stmt: Stmt) -> None:
+        self.items.append(stmt)
+
+    def inside(self, body: Callable[[], None]) -> Stmt:
+        """The statements that `body` emits, as one."""
+        outer, self.items = self.items, []
+        body()
+        inner, self.items = closed(self.items), outer
+        return inner
+
+    def local(self, name: str, dtype: DType, size: int) -> Buffer:
+        number = self.names[name] = self.names.get(name, -1) + 1
+        buffer = Buffer(f"{name}_{number}", dtype, max(size, 1))
+        self.locals.append(buffer)
+        return buffer
+
+    def nest(self, shape: Sequence[int], writes: Callable[[Indices], list[Write]],
+             innermost: int | None = None) -> Stmt:
+        return loops(shape, self.fresh, writes, innermost)
+
+    def index(self, value: Value) -> Index:
+        """An integer scalar as an index, named if it has no other form."""
+        names = Names(None, self.fresh)
+        found = Reader(names).index(value.scalar())
+        assert found is not None
+        self.items.extend(names.bound)
+        return found
+
+    # ------------------------------------------------------------ errors
+    def unsupported(self, op: Op, why: str = "") -> TritonLoweringError:
+        detail = f": {why}" if why else ""
+        return TritonLoweringError(
+            f"the operation {op.name} of kernel {self.module.entry.attrs['sym_name']!r} cannot "
+            f"run on the CPU{detail}", where=self.module.where(op))
+
+    # ------------------------------------------------------------ values in memory
+    def stored(self, type_: Type, buffer: Buffer, dtype: DType | None = None) -> Value:
+        """A value that lies in a buffer, row-major."""
+        shape = type_.shape
+        value = Value(type_, lambda i: cast(buffer[flat(shape, i)], dtype or buffer.dtype))
+        value.buffer = buffer
+        return value
+
+    def materialise(self, value: Value, name: str = "tile") -> Buffer:
+        """Write a tile into a local buffer, unless it lies in one already."""
+        if value.buffer is None:
+            type_ = value.type
+            buffer = self.local(name, dtype_of(type_.elem), type_.count)
+            self.emit(self.nest(type_.shape, lambda i: [
+                Write(buffer, flat(type_.shape, i), value.scalar(i))]))
+            self.keep(value, buffer)
+        assert value.buffer is not None
+        return value.buffer
+
+    def keep(self, value: Value, buffer: Buffer) -> None:
+        """From now on a value is read from a buffer that holds it."""
+        shape = value.type.shape
+        value.buffer, value.compute = buffer, lambda i: buffer[flat(shape, i)]
+        for other in self.env.values():  # they may remember how it was computed before
+            other.memo.clear()
+        value.memo.clear()
+        self.pending = [p for p in self.pending if p[1] is not value]
+        self.deferred = [p for p in self.deferred if p[1] is not value]
+
+    def settle(self, op: Op) -> None:
+        """Bring into memory what an operation is the first to need, or the last to see intact."""
+        inside = inner_ops(op)
+        if op.name != "tt.reduce":
+            for name, value in list(self.deferred):
+                if not inside.isdisjoint(self.uses.sinks.get(name, ())):
+                    self.materialise(value)
+        if writes_memory(op):
+            keep_lazy = {op} if not op.regions else set()
+            for name, value in list(self.pending):
+                left = self.uses.sinks.get(name, set()) - self.done - keep_lazy
+                if left or self.overlaps(op, name, value):
+                    self.materialise(value, "loaded")
+
+    def overlaps(self, op: Op, name: str, value: Value) -> bool:
+        """Whether a store may write what the load it stores is still going to read."""
+        if op not in self.uses.sinks.get(name, ()) or op.name != "tt.store":
+            return op in self.uses.sinks.get(name, ())
+        target = self.env[op.operands[0]]
+        source = self.env[self.load_pointers[name]]
+        if source.type.shape != target.type.shape:
+            return not source.type.is_tile or (
+                self.base(source) is self.base(target))
+        probe = tuple(self.fresh("probe", 0, n - 1) if n > 1 else 0 for n in target.type.shape)
+        there, here = target.pointer(probe), source.pointer(probe)
+        if there.buffer is not here.buffer:
+            return False
+        reader = Reader(None)
+        a, b = reader.index(there.offset), reader.index(here.offset)
+        return there.offset is not here.offset and (a is None or a != b)
+
+    def base(self, pointers: Value) -> Buffer:
+        return pointers.pointer(tuple(0 for _ in pointers.type.shape)).buffer
+
+    load_pointers: dict[str, str]
+
+    # ------------------------------------------------------------ blocks
+    def block(self, block_: Block) -> Op | None:
+        """Lower operations up to the terminator, which is the answer."""
+        for op in block_.ops:
+            if op.name in TERMINATORS:
+                return op
+            self.op(op)
+        return None
+
+    def op(self, op: Op) -> None:
+        handler = HANDLERS.get(op.name)
+        if handler is None:
+            raise self.unsupported(op)
+        if op.name in SINKS:
+            self.settle(op)
+        handler(self, op)
+        self.done.add(op)
+
+    def operand(self, op: Op, number: int) -> Value:
+        return self.env[op.operands[number]]
+
+    def define(self, op: Op, compute: Callable[[Indices], Scalar | Pointer]) -> Value:
+        value = self.env[op.results[0]] = Value(op.type, compute)
+        return value
+
+
+def closed(items: Sequence[Item]) -> Stmt:
+    """Statements in order; a name covers all that follow it."""
+    rest: list[Stmt] = []
+    for item in reversed(items):
+        if isinstance(item, tuple):
+            rest = [Let(item[0], item[1], block(*reversed(rest)))]
+        else:
+            rest.append(item)
+    return block(*reversed(rest))
+
+
+# ---------------------------------------------------------------- elementwise operations and views
+def _elementwise(lowering: Lowering, op: Op) -> None:
+    args = [lowering.env[name] for name in op.operands]
+    rule = RULES[op.name]
+    if any(a.type.pointer for a in args) or op.type.pointer:
+        _on_pointers(lowering, op, args)
+        return
+    value = lowering.define(op, lambda i: rule(op, [a.scalar(i) for a in args]))
+    if (op.name in EXPENSIVE and op.type.count > 1
+            and lowering.uses.needed_again(op.results[0])):
+        lowering.deferred.append((op.results[0], value))
+
+
+def _on_pointers(lowering: Lowering, op: Op, args: list[Value]) -> None:
+    if op.name == "arith.select":
+        def select(i: Indices) -> Pointer:
+            yes, no = args[1].pointer(i), args[2].pointer(i)
+            if yes.buffer is not no.buffer:
+                raise lowering.unsupported(op, "a choice between pointers into two tensors")
+            return Pointer(yes.buffer, where(args[0].scalar(i), yes.offset, no.offset))
+
+        lowering.define(op, select)
+    elif op.name == "tt.bitcast":
+        target = dtype_of(op.type.elem)
+
+        def view(i: Indices) -> Pointer:
+            pointer = args[0].pointer(i)
+            old, new = pointer.buffer.dtype.itemsize, target.itemsize
+            offset = pointer.offset
+            if old > new:
+                offset = call("mul", offset, Const(int64, old // new))
+            elif new > old:
+                offset = call("floordiv", offset, Const(int64, new // old))
+            return Pointer(as_type(lowering, pointer.buffer, target), offset)
+
+        lowering.define(op, view)
+    else:
+        raise lowering.unsupported(op, "on pointers")
+
+
+def as_type(lowering: Lowering, buffer: Buffer, dtype: DType) -> Buffer:
+    """The same address as a pointer to another type."""
+    if buffer.dtype is dtype:
+        return buffer
+    found = lowering.views.get((buffer, dtype))
+    if found is None:
+        number = next(n for b, n in lowering.params if b is buffer)
+        found = Buffer(f"{buffer.name}_{dtype.short}", dtype, 0, bounded=False)
+        lowering.views[(buffer, dtype)] = found
+        lowering.params.append((found, number))
+    return found
+
+
+def _constant(lowering: Lowering, op: Op) -> None:
+    value, dtype = op.attrs["value"], dtype_of(op.type.elem)
+    if isinstance(value, list):
+        raise lowering.unsupported(op, "a constant tile of different numbers")
+    literal = constant(dtype, value)
+    lowering.define(op, lambda i: literal)
+
+
+def _program_id(lowering: Lowering, op: Op) -> None:
+    value = FromIndex(int32, lowering.program[op.attrs["axis"]])
+    lowering.define(op, lambda i: value)
+
+
+def _num_programs(lowering: Lowering, op: Op) -> None:
+    value = FromIndex(int32, lowering.grid[op.attrs["axis"]])
+    lowering.define(op, lambda i: value)
+
+
+def _make_range(lowering: Lowering, op: Op) -> None:
+    start = op.attrs["start"]
+    lowering.define(op, lambda i: FromIndex(int32, i[0] + start))
+
+
+def _splat(lowering: Lowering, op: Op) -> None:
+    source = lowering.operand(op, 0)
+    zeros = tuple(0 for _ in source.type.shape)
+    lowering.define(op, lambda i: source.at(zeros))
+
+
+def _broadcast(lowering: Lowering, op: Op) -> None:
+    source = lowering.operand(op, 0)
+    sizes = source.type.shape
+    lowering.define(op, lambda i: source.at(tuple(
+        0 if n == 1 else k for n, k in zip(sizes, i, strict=True))))
+
+
+def _expand_dims(lowering: Lowering, op: Op) -> None:
+    source, axis = lowering.operand(op, 0), op.attrs["axis"]
+    lowering.define(op, lambda i: source.at(i[:axis] + i[axis + 1:]))
+
+
+def _reshape(lowering: Lowering, op: Op) -> None:
+    source, shape = lowering.operand(op, 0), op.type.shape
+    lowering.define(op, lambda i: source.at(unflat(source.type.shape, flat(shape, i))))
+
+
+def _trans(lowering: Lowering, op: Op) -> None:
+    source, order = lowering.operand(op, 0), op.attrs["order"]
+
+    def view(i: Indices) -> Scalar | Pointer:
+        there: list[Index] = [0] * len(order)
+        for new, old in enumerate(order):
+            there[old] = i[new]
+        return source.at(tuple(there))
+
+    lowering.define(op, view)
+
+
+def _join(lowering: Lowering, op: Op) -> None:
+    a, b = (lowering.operand(op, n) for n in (0, 1))
+    lowering.define(op, lambda i: where(
+        call("eq", FromIndex(int64, i[-1]), Const(int64, 0)), a.scalar(i[:-1]), b.scalar(i[:-1])))
+
+
+def _split(lowering: Lowering, op: Op) -> None:
+    source = lowering.operand(op, 0)
+    for number, (name, type_) in enumerate(zip(op.results, op.types, strict=True)):
+        lowering.env[name] = Value(
+            type_, lambda i, n=number: source.at((*i, n)))  # type: ignore[misc]
+
+
+def _cat(lowering: Lowering, op: Op) -> None:
+    a, b = (lowering.operand(op, n) for n in (0, 1))
+    size = a.type.shape[0]
+    buffer = lowering.local("cat", dtype_of(op.type.elem), op.type.count)
+    rest = a.type.count // size
+    for start, part in ((0, a), (size * rest, b)):
+        lowering.emit(lowering.nest(part.type.shape, lambda i, s=start, p=part: [  # type: ignore[misc]
+            Write(buffer, flat(p.type.shape, i) + s, p.scalar(i))]))
+    lowering.env[op.results[0]] = lowering.stored(op.type, buffer)
+
+
+# ---------------------------------------------------------------- memory
+def _addptr(lowering: Lowering, op: Op) -> None:
+    pointers, offsets = (lowering.operand(op, n) for n in (0, 1))
+
+    def moved(i: Indices) -> Pointer:
+        pointer = pointers.pointer(i)
+        step = cast(offsets.scalar(i), int64)
+        if isinstance(pointer.offset, Const) and pointer.offset.value == 0:
+            return Pointer(pointer.buffer, step)
+        return Pointer(pointer.buffer, call("add", pointer.offset, step))
+
+    lowering.define(op, moved)
+
+
+def _load(lowering: Lowering, op: Op) -> None:
+    segments = op.attrs.get("operandSegmentSizes", [1, len(op.operands) > 1, len(op.operands) > 2])
+    pointers = lowering.operand(op, 0)
+    mask = lowering.operand(op, 1) if segments[1] else None
+    other = lowering.operand(op, 1 + segments[1]) if segments[2] else None
+    dtype = dtype_of(op.type.elem)
+
+    def element(i: Indices) -> Scalar:
+        pointer = pointers.pointer(i)
+        value: Scalar = pointer.buffer[pointer.offset]
+        if mask is None:
+            return value
+        fallback = constant(dtype, 0) if other is None else other.scalar(i)
+        return Call(dtype, "where", (mask.scalar(i), value, fallback))
+
+    if op.type.count == 1:
+        value = Value(op.type, element)
+        lowering.materialise(value, "scalar")
+        lowering.env[op.results[0]] = value
+        return
+    value = lowering.define(op, element)
+    lowering.load_pointers[op.results[0]] = op.operands[0]
+    if op.attrs.get("isVolatile") or "tt.reduce" in {s.name for s in ()}:
+        lowering.materialise(value, "loaded")
+    else:
+        lowering.pending.append((op.results[0], value))
+
+
+def _store(lowering: Lowering, op: Op) -> None:
+    pointers, values = (lowering.operand(op, n) for n in (0, 1))
+    mask = lowering.operand(op, 2) if len(op.operands) > 2 else None
+
+    def writes(i: Indices) -> list[Write]:
+        pointer = pointers.pointer(i)
+        return [Write(pointer.buffer, pointer.offset, values.scalar(i), None,
+                      None if mask is None else mask.scalar(i))]
+
+    lowering.emit(lowering.nest(pointers.type.shape, writes))
+
+
+def _nothing(lowering: Lowering, op: Op) -> None:
+    """Assumptions and barriers: there is one thread a program."""
+
+
+def _poison(lowering: Lowering, op: Op) -> None:
+    if op.type.pointer:
+        raise lowering.unsupported(op, "an undefined pointer")
+    value = constant(dtype_of(op.type.elem), 0)
+    lowering.define(op, lambda i: value)
+
+
+TERMINATORS = frozenset({"tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br",
+                         "tt.reduce.return", "tt.scan.return"})
+HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(RULES, _elementwise),
+    "arith.constant": _constant, "tt.get_program_id": _program_id,
+    "tt.get_num_programs": _num_programs, "tt.make_range": _make_range, "tt.splat": _splat,
+    "tt.unsplat": _splat, "tt.broadcast": _broadcast, "tt.expand_dims": _expand_dims,
+    "tt.reshape": _reshape, "tt.trans": _trans, "tt.join": _join, "tt.split": _split,
+    "tt.cat": _cat, "tt.addptr": _addptr, "tt.load": _load, "tt.store": _store,
+    "llvm.intr.assume": _nothing, "ttg.barrier": _nothing, "gpu.barrier": _nothing,
+    "ub.poison": _poison, "tt.assert": _nothing, "tt.print": _nothing,
+}
+SINKS: set[str] = {"tt.store", "tt.cat"}
+
+
+def lower(module: Module) -> tuple[Function, list[int]]:
+    """A kernel as a function of Loop IR, and which argument each of its buffers comes from.
+
+    Its sizes are the numbers among the arguments, as bits, then the three sizes of the grid.
+    """
+    from terrazzo.triton_cpu import lower_control, lower_dot, lower_reduce
+
+    for table in (lower_control.HANDLERS, lower_reduce.HANDLERS, lower_dot.HANDLERS):
+        HANDLERS.update(table)
+        SINKS.update(table)
+    lowering = Lowering(module)
+    lowering.load_pointers = {}
+    entry = module.entry
+    blocks = entry.regions[0]
+    sizes: list[Var] = []
+    for number, (name, type_) in enumerate(blocks[0].args):
+        label = name.strip("%") or f"arg{number}"
+        if type_.pointer:
+            buffer = Buffer(label, dtype_of(type_.elem), 0, bounded=False)
+            lowering.params.append((buffer, number))
+            pointer = Pointer(buffer, Const(int64, 0))
+            lowering.env[name] = Value(type_, lambda i, p=pointer: p)  # type: ignore[misc]
+        else:
+            sizes.append(Var(label))
+            value = argument(sizes[-1], dtype_of(type_.elem))
+            lowering.env[name] = Value(type_, lambda i, v=value: v)  # type: ignore[misc]
+    lowering.grid = [Var(name, 1) for name in GRID]
+    lowering.program = [Var(f"program_{axis}", 0) for axis in "xyz"]
+    body = lowering.inside(lambda: lower_control.blocks(lowering, blocks))
+    program = Var("program", 0)
+    x, y, z = lowering.grid
+    for var, value in zip(reversed(lowering.program), (
+            program // (x * y), program // x % y, program % x), strict=True):
+        body = Let(var, FromIndex(int64, value), body)
+    for buffer in lowering.locals:
+        body = Alloc(buffer, body)
+    body = For(program, 0, x * y * z, body, "parallel")
+    buffers = tuple(b for b, _ in lowering.params)
+    function = Function(entry.attrs["sym_name"], buffers, (*sizes, *lowering.grid), body)
+    return function, [n for _, n in lowering.params]
+
+
+def argument(var: Var, dtype: DType) -> Scalar:
+    """A number that was passed as the bits of a 64-bit integer."""
+    bits = FromIndex(int64, var)
+    if dtype is bool_:
+        return call("ne", bits, Const(int64, 0))
+    if not dtype.is_float:
+        return FromIndex(dtype, var)
+    from terrazzo.dtypes import float64
+
+    if dtype is float64:
+        return Call(dtype, "bitcast", (bits,))
+    from terrazzo.dtypes import float32
+
+    return cast(Call(float32, "bitcast", (cast(bits, int32),)), dtype)
+
+
+def known(index: Index) -> int | None:
+    """An index that is a number."""
+    low, high = bounds(index)
+    return low if low is not None and low == high else None
+
+
+def loaded_from(value: Scalar, buffer: Buffer) -> list[Load]:
+    """The loads of an expression that read a buffer."""
+    from terrazzo.scalar import loads
+
+    return [n for n in loads(value) if n.source is buffer]

@@ -1,0 +1,344 @@
+"""Loops, branches, early returns and calls.
+
+What a loop carries from one iteration to the next lies in local buffers, except for numbers and
+pointers that grow by the same amount each time: those are expressions over the loop's variable, so
+that addresses inside stay as plain as they were outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from terrazzo.dtypes import int64
+from terrazzo.index import Index, Var, bounds, ceildiv, maximum
+from terrazzo.loop.ir import Buffer, For, If, While
+from terrazzo.scalar import Const, FromIndex, Load, Scalar, call, cast, loads
+from terrazzo.triton_cpu.lower import Handler, Lowering
+from terrazzo.triton_cpu.nest import Write
+from terrazzo.triton_cpu.ttir import Block, Op, Type
+from terrazzo.triton_cpu.uses import LAZY
+from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat
+
+
+def blocks(lowering: Lowering, all_blocks: Sequence[Block]) -> None:
+    """A function's blocks: jumps go forward only, so each becomes a branch of an If."""
+    by_label = {b.label: b for b in all_blocks}
+
+    def follow(block: Block) -> None:
+        end = lowering.block(block)
+        if end is None or end.name == "tt.return":
+            return
+        if end.name == "cf.br":
+            jump(end.successors[0][0], end.operands)
+            return
+        _, yes_count, no_count = end.attrs["operandSegmentSizes"]
+        yes = end.operands[1: 1 + yes_count]
+        no = end.operands[1 + yes_count: 1 + yes_count + no_count]
+        condition = lowering.env[end.operands[0]].scalar()
+        state = list(lowering.pending), list(lowering.deferred)
+        then = lowering.inside(lambda: jump(end.successors[0][0], yes))
+        lowering.pending, lowering.deferred = list(state[0]), list(state[1])
+        orelse = lowering.inside(lambda: jump(end.successors[1][0], no))
+        lowering.emit(If(condition, then, orelse))
+
+    def jump(label: str, operands: Sequence[str]) -> None:
+        target = by_label[label]
+        for (name, _), operand in zip(target.args, operands, strict=True):
+            lowering.env[name] = lowering.env[operand]
+        follow(target)
+
+    follow(all_blocks[0])
+
+
+# ---------------------------------------------------------------- what is carried
+class Carried:
+    """A value that lives in a buffer across iterations; of pointers, the offsets do."""
+
+    def __init__(self, lowering: Lowering, type_: Type, name: str, init: Value | None):
+        self.lowering, self.type = lowering, type_
+        self.base: Buffer | None = None
+        dtype = int64 if type_.pointer else dtype_of(type_.elem)
+        self.buffer = lowering.local(name.strip("%").replace("#", "_"), dtype, type_.count)
+        if init is not None:
+            self.store(init)
+
+    def element(self, value: Value, i: Indices) -> Scalar:
+        if not self.type.pointer:
+            return value.scalar(i)
+        pointer = value.pointer(i)
+        if self.base is None:
+            self.base = pointer.buffer
+        elif self.base is not pointer.buffer:
+            raise self.lowering.unsupported(
+                self.lowering.module.entry, "a pointer that changes from one tensor to another")
+        return pointer.offset
+
+    def store(self, value: Value, target: Buffer | None = None) -> None:
+        buffer, shape = target or self.buffer, self.type.shape
+        if value.buffer is buffer:
+            return
+        self.lowering.emit(self.lowering.nest(shape, lambda i: [
+            Write(buffer, flat(shape, i), self.element(value, i))]))
+
+    @property
+    def value(self) -> Value:
+        shape, buffer = self.type.shape, self.buffer
+        if not self.type.pointer:
+            return self.lowering.stored(self.type, buffer)
+        base = self.base
+        assert base is not None
+        return Value(self.type, lambda i: Pointer(base, buffer[flat(shape, i)]))
+
+
+def assign(lowering: Lowering, carried: Sequence[Carried], values: Sequence[Value]) -> None:
+    """Store new values as if all at once: none may overwrite what another still reads."""
+    waiting = [(c, v) for c, v in zip(carried, values, strict=True) if v.buffer is not c.buffer]
+    reads = [_reads(c, v) for c, v in waiting]
+    shadows: list[tuple[Carried, Buffer]] = []
+    for n, (c, v) in enumerate(waiting):
+        read_later = any(c.buffer in r for r in reads[n + 1:])
+        moved = c.buffer in reads[n] and not _in_place(c, v)
+        if read_later or moved:
+            shadow = lowering.local("next", c.buffer.dtype, c.type.count)
+            c.store(v, shadow)
+            shadows.append((c, shadow))
+        else:
+            c.store(v)
+    for c, shadow in shadows:
+        copy = lowering.stored(Type(c.type.shape, c.type.elem), shadow)
+        lowering.emit(lowering.nest(c.type.shape, lambda i, c=c, v=copy: [  # type: ignore[misc]
+            Write(c.buffer, flat(c.type.shape, i), v.scalar(i))]))
+
+
+def _probe(carried: Carried, value: Value) -> tuple[Scalar, Indices]:
+    shape = carried.type.shape
+    i = tuple(carried.lowering.fresh("probe", 0, n - 1) if n > 1 else 0 for n in shape)
+    return carried.element(value, i), i
+
+
+def _reads(carried: Carried, value: Value) -> set[Buffer]:
+    return {n.source for n in loads(_probe(carried, value)[0])}
+
+
+def _in_place(carried: Carried, value: Value) -> bool:
+    """Whether each new element depends on the old one at the same place only."""
+    element, i = _probe(carried, value)
+    place = flat(carried.type.shape, i)
+    return all(_at(n) == place for n in loads(element) if n.source is carried.buffer)
+
+
+def _at(load: Load) -> Index | None:
+    index = load.indices[0]
+    return None if isinstance(index, Scalar) else index
+
+
+# ---------------------------------------------------------------- for
+def _for(lowering: Lowering, op: Op) -> None:
+    body = op.regions[0][0]
+    end = body.ops[-1]
+    first, last, step = (lowering.index(lowering.operand(op, n)) for n in range(3))
+    count = maximum(ceildiv(last - first, step), 0)
+    highest = bounds(count)[1]
+    if not isinstance(count, int) and not isinstance(count, Var):
+        name = lowering.fresh("count", 0, highest)
+        lowering.items.append((name, FromIndex(int64, count)))
+        count = name
+    turn = lowering.fresh("turn", 0, None if highest is None else max(highest - 1, 0))
+    counter, *args = body.args
+    lowering.env[counter[0]] = constant_value(
+        counter[1], FromIndex(dtype_of(counter[1].elem), first + turn * step))
+    made = {r: o for o in body.ops for r in o.results}
+    grows: dict[int, Value] = {}
+    carried: dict[int, Carried] = {}
+    inits = [lowering.operand(op, 3 + n) for n in range(len(args))]
+    for n, (name, type_) in enumerate(args):
+        amount = _growth(lowering, name, type_, end.operands[n], made)
+        if amount is not None:
+            for helper in amount[1]:
+                lowering.op(helper)
+            grows[n] = lowering.env[amount[0]]
+            lowering.env[name] = _grown(inits[n], grows[n], turn)
+    for n, (name, type_) in enumerate(args):
+        if n not in grows:
+            carried[n] = Carried(lowering, type_, name, inits[n])
+            lowering.env[name] = carried[n].value
+            result = made.get(end.operands[n])
+            if (result is not None and result.name == "tt.dot" and type_.elem == "f32"
+                    and lowering.uses.count.get(end.operands[n]) == 1
+                    and lowering.uses.sinks.get(name, set()) <= {result}):
+                lowering.inplace[end.operands[n]] = carried[n].buffer
+    outer = list(lowering.pending), list(lowering.deferred)
+
+    def run() -> None:
+        lowering.block(body)
+        assign(lowering, list(carried.values()),
+               [lowering.env[end.operands[n]] for n in carried])
+
+    inner = lowering.inside(run)
+    lowering.pending, lowering.deferred = outer
+    lowering.emit(For(turn, 0, count, inner))
+    for n, name in enumerate(op.results):
+        lowering.env[name] = (_grown(inits[n], grows[n], count) if n in grows
+                              else carried[n].value)
+
+
+def constant_value(type_: Type, element: Scalar) -> Value:
+    """A value whose elements are all the same expression."""
+    return Value(type_, lambda i: element)
+
+
+def _growth(lowering: Lowering, name: str, type_: Type, new: str, made: dict[str, Op]
+            ) -> tuple[str, list[Op]] | None:
+    """What is added in each iteration, if it is always the same, and what must be made for it."""
+    op = made.get(new)
+    if op is None or op.name not in ("tt.addptr", "arith.addi") or name not in op.operands:
+        return None
+    if not type_.pointer and type_.elem not in ("i32", "i64"):
+        return None
+    step = op.operands[1] if op.operands[0] == name else op.operands[0]
+    if step == name:
+        return None
+    helpers = _invariant(step, made, lowering)
+    return None if helpers is None else (step, helpers)
+
+
+def _invariant(name: str, made: dict[str, Op], lowering: Lowering) -> list[Op] | None:
+    """The operations of the loop that a value needs, if none of them changes in it."""
+    op = made.get(name)
+    if op is None:
+        return [] if name in lowering.env and not _is_counter(name, lowering) else None
+    if op.name not in LAZY or op.name == "tt.load":
+        return None
+    needed: list[Op] = []
+    for operand in op.operands:
+        inner = _invariant(operand, made, lowering)
+        if inner is None:
+            return None
+        needed += [o for o in inner if o not in needed]
+    return [*needed, op]
+
+
+def _is_counter(name: str, lowering: Lowering) -> bool:
+    element = lowering.env[name].at(()) if not lowering.env[name].type.is_tile else None
+    return isinstance(element, FromIndex) and any(
+        v.name.startswith("turn_") for v in _vars(element.index) if _is_open(v, lowering))
+
+
+def _vars(index: Index) -> set[Var]:
+    from terrazzo.index import free_vars
+
+    return free_vars(index)
+
+
+def _is_open(var: Var, lowering: Lowering) -> bool:
+    """Only the variable of the loop being opened is newer than all its values."""
+    return var.name == f"turn_{lowering.names['turn']}"
+
+
+def _grown(init: Value, step: Value, turns: Index) -> Value:
+    def element(i: Indices) -> Scalar | Pointer:
+        start = init.at(i)
+        amount = step.scalar(i)
+        times = FromIndex(amount.dtype, turns)
+        added = amount if isinstance(turns, int) and turns == 1 else (
+            call("mul", amount, times))
+        if isinstance(start, Pointer):
+            return Pointer(start.buffer, call("add", start.offset, cast(added, int64)))
+        return call("add", start, added)
+
+    return Value(init.type, element)
+
+
+# ---------------------------------------------------------------- while, if, call
+def _while(lowering: Lowering, op: Op) -> None:
+    before, after = op.regions[0][0], op.regions[1][0]
+    carried = [Carried(lowering, t, name, lowering.env[o])
+               for (name, t), o in zip(before.args, op.operands, strict=True)]
+    going = lowering.local("going", dtype_of("i1"), 1)
+    passed: list[Carried] = []
+
+    def test() -> None:
+        for c, (name, _) in zip(carried, before.args, strict=True):
+            lowering.env[name] = c.value
+        end = lowering.block(before)
+        assert end is not None and end.name == "scf.condition"
+        lowering.emit(lowering.nest((), lambda i: [
+            Write(going, 0, lowering.env[end.operands[0]].scalar())]))
+        values = [lowering.env[o] for o in end.operands[1:]]
+        if not passed:
+            passed.extend(Carried(lowering, t, name, None) for name, t in after.args)
+        for c, v in zip(passed, values, strict=True):
+            c.store(v)
+
+    def turn() -> None:
+        for c, (name, _) in zip(passed, after.args, strict=True):
+            lowering.env[name] = c.value
+        end = lowering.block(after)
+        assert end is not None
+        assign(lowering, carried, [lowering.env[o] for o in end.operands])
+        test()
+
+    test()
+    outer = list(lowering.pending), list(lowering.deferred)
+    body = lowering.inside(turn)
+    lowering.pending, lowering.deferred = outer
+    lowering.emit(While(going[0], body))
+    for c, name in zip(passed, op.results, strict=True):
+        lowering.env[name] = c.value
+
+
+def _if(lowering: Lowering, op: Op) -> None:
+    results = [Carried(lowering, t, name, None)
+               for name, t in zip(op.results, op.types, strict=True)]
+
+    def branch(region: list[Block]) -> None:
+        if not region:
+            return
+        end = lowering.block(region[0])
+        for c, operand in zip(results, [] if end is None else end.operands, strict=True):
+            c.store(lowering.env[operand])
+
+    condition = lowering.operand(op, 0).scalar()
+    outer = list(lowering.pending), list(lowering.deferred)
+    then = lowering.inside(lambda: branch(op.regions[0]))
+    lowering.pending, lowering.deferred = list(outer[0]), list(outer[1])
+    orelse = lowering.inside(lambda: branch(op.regions[1])) if op.regions[1] else None
+    lowering.pending, lowering.deferred = outer
+    lowering.emit(If(condition, then, orelse))
+    for c, name in zip(results, op.results, strict=True):
+        lowering.env[name] = c.value
+
+
+def _call(lowering: Lowering, op: Op) -> None:
+    """A function that Triton did not inline is inlined here."""
+    callee = lowering.module.functions.get(str(op.attrs["callee"]).lstrip("@"))
+    if callee is None or len(callee.regions[0]) != 1:
+        raise lowering.unsupported(op, "a call of a function with an early return")
+    from terrazzo.triton_cpu.uses import find_uses
+
+    body = callee.regions[0][0]
+    outer_env, outer_uses = lowering.env, lowering.uses
+    lowering.env = {name: outer_env[operand]
+                    for (name, _), operand in zip(body.args, op.operands, strict=True)}
+    lowering.uses = find_uses(callee.regions[0])
+    pending, lowering.pending = lowering.pending, []
+    deferred, lowering.deferred = lowering.deferred, []
+    end = lowering.block(body)
+    assert end is not None
+    results = [lowering.env[o] for o in end.operands]
+    for value in results:
+        if value.type.is_tile and not value.type.pointer:
+            lowering.materialise(value, "result")
+    lowering.env, lowering.uses = outer_env, outer_uses
+    lowering.pending, lowering.deferred = pending, deferred
+    for name, value in zip(op.results, results, strict=True):
+        lowering.env[name] = value
+
+
+def _zero(type_: Type) -> Scalar:
+    return Const(dtype_of(type_.elem), 0)
+
+
+HANDLERS: dict[str, Handler] = {
+    "scf.for": _for, "scf.while": _while, "scf.if": _if, "tt.call": _call,
+}

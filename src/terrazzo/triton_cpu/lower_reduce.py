@@ -1,0 +1,165 @@
+"""Reductions and scans, with any combining function."""
+
+from __future__ import annotations
+
+from terrazzo.dtypes import DType, bool_
+from terrazzo.index import Index
+from terrazzo.loop.ir import Buffer, For
+from terrazzo.scalar import REDUCTIONS, Const, Scalar, call, cast, where
+from terrazzo.triton_cpu.elementwise import RULES, constant
+from terrazzo.triton_cpu.lower import Handler, Lowering
+from terrazzo.triton_cpu.nest import Write
+from terrazzo.triton_cpu.ttir import Op
+from terrazzo.triton_cpu.values import Indices, Value, dtype_of, flat
+
+# Combining functions of one operation that vector loops know; others are run as they stand.
+_NAMED = {
+    "arith.addf": "add", "arith.addi": "add", "arith.mulf": "mul", "arith.muli": "mul",
+    "arith.maxnumf": "max", "arith.maximumf": "max", "arith.maxsi": "max",
+    "arith.minnumf": "min", "arith.minimumf": "min", "arith.minsi": "min",
+    "arith.andi": "and", "arith.ori": "or",
+}
+_IGNORES_NAN = frozenset({"arith.maxnumf", "arith.minnumf"})
+LANES = 16  # side by side in reductions by a function that no vector loop knows
+
+
+def combine(lowering: Lowering, op: Op, args: list[Scalar]) -> list[Scalar]:
+    """The results of a combining function for given elements."""
+    body = op.regions[0][0]
+    known: dict[str, Scalar] = {name: a for (name, _), a in zip(body.args, args, strict=True)}
+    for inner in body.ops[:-1]:
+        if inner.name == "arith.constant":
+            known[inner.results[0]] = constant(dtype_of(inner.type.elem), inner.attrs["value"])
+            continue
+        rule = RULES.get(inner.name)
+        if rule is None:
+            raise lowering.unsupported(inner, "inside a combining function")
+        known[inner.results[0]] = rule(inner, [
+            known[o] if o in known else lowering.env[o].scalar() for o in inner.operands])
+    return [known[o] for o in body.ops[-1].operands]
+
+
+def _named(op: Op) -> str | None:
+    """The operation, if combining is just that one of the two elements."""
+    ops = op.regions[0][0].ops
+    if len(ops) != 2 or len(op.operands) != 1:
+        return None
+    names = [name for name, _ in op.regions[0][0].args]
+    return ops[0].name if sorted(ops[0].operands) == sorted(names) else None
+
+
+def _reduce(lowering: Lowering, op: Op) -> None:
+    values = [lowering.env[o] for o in op.operands]
+    axis, shape = op.attrs["axis"], values[0].type.shape
+    name = _named(op)
+    if name in _NAMED and not (dtype_of(values[0].type.elem) is bool_ and name != "arith.andi"
+                               and name != "arith.ori"):
+        _named_reduce(lowering, op, values[0], name or "", axis)
+    else:
+        _any_reduce(lowering, op, values, axis, shape)
+
+
+def _named_reduce(lowering: Lowering, op: Op, value: Value, name: str, axis: int) -> None:
+    shape = value.type.shape
+    rest = shape[:axis] + shape[axis + 1:]
+    dtype = dtype_of(value.type.elem)
+    wide: DType = dtype.compute
+    kind = _NAMED[name]
+    total = lowering.local(kind, wide, op.type.count)
+    start = Const(wide, REDUCTIONS[kind].identity(wide))
+    lowering.emit(lowering.nest(rest, lambda i: [Write(total, flat(rest, i), start)]))
+    kept: list[tuple[Value, Buffer]] = []
+
+    def writes(i: Indices) -> list[Write]:
+        element = cast(value.scalar(i), wide)
+        if name in _IGNORES_NAN:
+            element = where(call("isnan", element), start, element)
+        made = []
+        for _, other in lowering.deferred:
+            if other.type.shape == shape and i in other.memo:
+                buffer = lowering.local("kept", dtype_of(other.type.elem), other.type.count)
+                made.append(Write(buffer, flat(shape, i), other.scalar(i)))
+                kept.append((other, buffer))
+        return [*made, Write(total, flat(rest, i[:axis] + i[axis + 1:]), element, kind)]
+
+    lowering.emit(lowering.nest(shape, writes, innermost=len(shape) - 1))
+    for other, buffer in kept:
+        lowering.keep(other, buffer)
+    lowering.env[op.results[0]] = lowering.stored(op.type, total, dtype)
+
+
+def _any_reduce(lowering: Lowering, op: Op, values: list[Value], axis: int,
+                shape: tuple[int, ...]) -> None:
+    """Some elements side by side along the axis, then those with each other."""
+    length = shape[axis]
+    rest = shape[:axis] + shape[axis + 1:]
+    lanes = min(LANES, length) if axis == len(shape) - 1 else 1
+    wide = (*rest, lanes)
+    count = int(lanes)
+    for n in rest:
+        count *= n
+    types = [dtype_of(v.type.elem) for v in values]
+    sums = [lowering.local("best", t, count) for t in types]
+    fresh = [lowering.local("better", t, count) for t in types]
+
+    def source(i: Indices, turn: Index) -> Indices:
+        *outer, lane = i
+        return (*outer[:axis], turn * lanes + lane, *outer[axis:])
+
+    lowering.emit(lowering.nest(wide, lambda i: [
+        Write(s, flat(wide, i), v.scalar(source(i, 0))) for s, v in zip(sums, values)]))
+
+    def step(shape_: tuple[int, ...], other: list[Value] | None, turn: Index, half: int) -> None:
+        def writes(i: Indices) -> list[Write]:
+            here = flat(wide, i)
+            old: list[Scalar] = [s[here] for s in sums]
+            new = ([v.scalar(source(i, turn)) for v in other] if other is not None
+                   else [s[flat(wide, (*i[:-1], i[-1] + half))] for s in sums])
+            made = combine(lowering, op, [*old, *new])
+            return [*(Write(f, here, m) for f, m in zip(fresh, made)),
+                    *(Write(s, here, f[here]) for s, f in zip(sums, fresh))]
+
+        lowering.emit(lowering.nest(shape_, writes, innermost=len(shape_) - 1))
+
+    if length > lanes:
+        turn = lowering.fresh("turn", 1, length // lanes - 1)
+        body = lowering.inside(lambda: step(wide, values, turn, 0))
+        lowering.emit(For(turn, 1, length // lanes, body))
+    half = lanes // 2
+    while half:
+        step((*rest, half), None, 0, half)
+        half //= 2
+    for name, type_, s in zip(op.results, op.types, sums, strict=True):
+        lowering.env[name] = Value(
+            type_, lambda i, s=s: s[flat(wide, (*i, 0))])  # type: ignore[misc]
+
+
+def _scan(lowering: Lowering, op: Op) -> None:
+    values = [lowering.env[o] for o in op.operands]
+    axis, shape = op.attrs["axis"], values[0].type.shape
+    length = shape[axis]
+    rest = shape[:axis] + shape[axis + 1:]
+    made = [lowering.local("scan", dtype_of(v.type.elem), v.type.count) for v in values]
+
+    def place(i: Indices, at: Index) -> Indices:
+        along = length - 1 - at if op.attrs.get("reverse") else at
+        return (*i[:axis], along, *i[axis:])
+
+    lowering.emit(lowering.nest(rest, lambda i: [
+        Write(m, flat(shape, place(i, 0)), v.scalar(place(i, 0)))
+        for m, v in zip(made, values)]))
+    if length > 1:
+        turn = lowering.fresh("turn", 1, length - 1)
+
+        def writes(i: Indices) -> list[Write]:
+            old: list[Scalar] = [m[flat(shape, place(i, turn - 1))] for m in made]
+            new = combine(lowering, op, [*old, *(v.scalar(place(i, turn)) for v in values)])
+            return [Write(m, flat(shape, place(i, turn)), n) for m, n in zip(made, new)]
+
+        body = lowering.inside(lambda: lowering.emit(lowering.nest(rest, writes)))
+        lowering.emit(For(turn, 1, length, body))
+    for name, type_, m in zip(op.results, op.types, made, strict=True):
+        lowering.env[name] = lowering.stored(type_, m)
+
+
+HANDLERS: dict[str, Handler] = {"tt.reduce": _reduce, "tt.scan": _scan}

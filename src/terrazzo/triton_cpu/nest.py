@@ -1,0 +1,171 @@
+"""Loop nests over the elements of a tile: where lazy expressions become loops.
+
+Every need for elements in memory comes through `loops`: a store to memory, a tile that is written
+to a local buffer, a reduction. It chooses the innermost loop, settles addresses and masks along it
+and turns conditions into loop bounds where that is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from terrazzo.index import Index, Var, coefficient, maximum, minimum
+from terrazzo.loop.conditions import cut_loop
+from terrazzo.loop.ir import Buffer, For, If, Let, Stmt, Store, block
+from terrazzo.scalar import Scalar, call
+from terrazzo.triton_cpu.addresses import (
+    Names,
+    Reader,
+    assuming,
+    conjuncts,
+    depends,
+    distance,
+    in_range,
+    replaced,
+    wrapped_parts,
+)
+from terrazzo.triton_cpu.values import Indices
+
+PIECES = 4  # copies of a loop cut at conditions: compile time grows with each
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """One store of a loop nest, as a function of the nest's indices."""
+
+    buffer: Buffer
+    index: Index | Scalar
+    value: Scalar
+    reduce: str | None = None
+    mask: Scalar | None = None
+
+
+Fresh = Callable[..., Var]
+
+
+def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[Write]],
+          innermost: int | None = None) -> Stmt:
+    """Loops over all elements of a tile that do some stores, in order, for each of them."""
+    axes = [fresh(f"i{d}", 0, n - 1) if n > 1 else None for d, n in enumerate(shape)]
+    indices: Indices = tuple(0 if v is None else v for v in axes)
+    made = writes(indices)
+    live = [d for d, v in enumerate(axes) if v is not None]
+    if not live:
+        return _straight(made, fresh)
+    chosen = innermost if innermost in live else _innermost(made, axes, live)
+    inner = axes[chosen]
+    assert inner is not None
+    body = _inner_loop(inner, shape[chosen], made, fresh)
+    for d in reversed(live):
+        var = axes[d]
+        if d != chosen and var is not None:
+            body = For(var, 0, shape[d], body)
+    return body
+
+
+def _innermost(writes: Sequence[Write], axes: Sequence[Var | None], live: Sequence[int]) -> int:
+    """The dimension along which a store goes step by step through memory; else the last."""
+    for write in writes:
+        reader = Reader(None)
+        index = reader.index(write.index) if isinstance(write.index, Scalar) else write.index
+        if index is None:
+            continue
+        for d in reversed(live):
+            var = axes[d]
+            assert var is not None
+            if coefficient(index, var) == 1:
+                return d
+    return live[-1]
+
+
+def _bind(names: Names, body: Stmt) -> Stmt:
+    for var, value in reversed(names.bound):
+        body = Let(var, value, body)
+    return body
+
+
+def _straight(writes: Sequence[Write], fresh: Fresh) -> Stmt:
+    """Stores of single elements."""
+    stmts: list[Stmt] = []
+    for write in writes:
+        names = Names(None, fresh)
+        reader = Reader(names)
+        index = write.index
+        if isinstance(index, Scalar):
+            found = reader.index(index)
+            index = index if found is None else found
+        store: Stmt = Store(write.buffer, index, reader.settle(write.value), write.reduce)
+        if write.mask is not None and conjuncts(write.mask):
+            store = If(write.mask, _bind(names, store))
+        else:
+            store = _bind(names, store)
+        stmts.append(store)
+    return block(*stmts)
+
+
+def _inner_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh) -> Stmt:
+    """The innermost loop; twice where remainders in addresses may turn out to change nothing."""
+    roots = [r for w in writes for r in (w.value, w.index) if isinstance(r, Scalar)]
+    parts = [p for r in roots for p in wrapped_parts(r, inner)]
+    general = _one_loop(inner, extent, writes, fresh)
+    names = Names(inner, fresh)
+    reader = Reader(names)
+    table: dict[int, Scalar] = {}
+    condition: Scalar | None = None
+    for part in parts:
+        test = in_range(part, reader, inner, extent)
+        if test is not None:
+            table[id(part)] = part.args[0]
+            condition = test if condition is None else call("and", condition, test)
+    if condition is None:
+        return general
+    plain = [replace(w, value=replaced(w.value, table),
+                     index=replaced(w.index, table) if isinstance(w.index, Scalar) else w.index)
+             for w in writes]
+    return _bind(names, If(condition, _one_loop(inner, extent, plain, fresh), general))
+
+
+def _one_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh) -> Stmt:
+    names = Names(inner, fresh)
+    reader = Reader(names)
+    lo: Index = 0
+    hi: Index = extent
+    outside: list[Scalar] = []
+    facts: list[Scalar] = []
+    rest: list[list[Scalar]] = [[] for _ in writes]
+    # A condition becomes a bound or a branch around the loop if it holds for all its stores.
+    common = len(writes) == 1
+    for i, write in enumerate(writes):
+        for part in () if write.mask is None else conjuncts(reader.settle(write.mask)):
+            apart = distance(part)
+            step = None if apart is None else coefficient(apart, inner)
+            if common and apart is not None and step in (1, -1):
+                assert isinstance(step, int)
+                left = apart - step * inner
+                if step == 1:
+                    hi = minimum(hi, -left)
+                else:
+                    lo = maximum(lo, left + 1)
+                facts.append(part)
+            elif common and not depends(part, (inner,)):
+                outside.append(part)
+                facts.append(part)
+            else:
+                rest[i].append(part)
+    stores: list[Stmt] = []
+    for write, masks in zip(writes, rest, strict=True):
+        index = write.index
+        if isinstance(index, Scalar):
+            found = reader.index(index)
+            index = reader.settle(index) if found is None else found
+        mask = None
+        for part in masks:
+            mask = part if mask is None else call("and", mask, part)
+        value = assuming(reader.settle(write.value), [*facts, *masks] if mask is None else facts)
+        stores.append(Store(write.buffer, index, value, write.reduce, mask=mask))
+    body: Stmt = cut_loop(For(inner, lo, hi, block(*stores), "vector"), PIECES)
+    for part in outside:
+        body = If(part, body)
+    return _bind(names, body)
+
