@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.dtypes import as_dtype
+from terrazzo.errors import DTypeError, user_location
 from terrazzo.expr.ir import Tensor, compute
 from terrazzo.graph.ir import Node, Operator, TensorType, Value
 from terrazzo.loop.interpret import convert
@@ -215,11 +216,20 @@ def astype(x: Any, *, dtype: Any, out: TensorType) -> Tensor:
     return compute(out.shape, lambda *i: cast_scalar(x[i], out.dtype), origin="astype")
 
 
+def _bitcast_type(x: TensorType, *, dtype: Any) -> TensorType:
+    target = as_dtype(dtype)
+    if target.bits != x.dtype.bits:
+        raise DTypeError(f"bitcast reads {x.dtype.bits} bits of {x.dtype.name} as {target.bits} of "
+                         f"{target.name}", where=user_location(),
+                         hint="both types must have the same width; astype converts values")
+    return TensorType(x.shape, target)
+
+
 def _bitcast_numpy(x: np.ndarray, out: TensorType, *, dtype: Any) -> np.ndarray:
     return np.ascontiguousarray(x).view(out.dtype.np).reshape(x.shape)
 
 
-@primitive(family="elementwise", infer=_astype_type, reference=_bitcast_numpy,
+@primitive(family="elementwise", infer=_bitcast_type, reference=_bitcast_numpy,
            differentiable=False)
 def bitcast(x: Any, *, dtype: Any, out: TensorType) -> Tensor:
     """the bits of x read as another type of the same width"""

@@ -281,6 +281,9 @@ def integer_matmul(x: Any, y: Any, *, out: TensorType) -> Tensor:
 
 def as_unsigned(x: Value) -> Value:
     """Bytes moved by 128 where they are signed."""
+    if x.dtype not in (uint8, int8):
+        raise DTypeError(f"integer products multiply bytes, not {x.dtype.name}",
+                         where=user_location(), hint="quantise to int8 or uint8 first")
     return x if x.dtype is uint8 else bitwise_xor(bitcast(x, dtype=uint8), np.uint8(128))
 
 
