@@ -28,6 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "chips": {"base", "loop", "expr"},
     "codegen": {"base", "loop", "expr", "chips"},
     "runtime": {"base", "loop", "expr", "codegen", "chips", "graph", "ops"},
+    "triton_cpu": {"base", "loop", "expr", "chips", "codegen", "runtime"},
     "frontends": {"base", "expr", "ops", "graph"},
     "session": {"base", "ops", "graph", "chips", "runtime", "frontends", "compiler"},
     "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "frontends",

@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 def models(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.delitem(sys.modules, "models", raising=False)  # other tests have one of that name
     import models
 
     yield models
-    for name in ("models", "zoo", "onnx_models"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("models")
 
 
 def found(models: Any, ours: float, *peers: float) -> dict[str, Any]:

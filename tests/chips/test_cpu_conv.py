@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.chips import cpu_conv, cpu_templates
+from terrazzo.chips import cpu_templates
+from terrazzo.chips.conv_shape import choose_tile
 from terrazzo.chips.cpu import avx2_spec, host, neon_spec
 from terrazzo.chips.cpu_conv import lower_convolution
 from terrazzo.chips.spec import ChipSpec
@@ -300,7 +301,7 @@ def test_tiles_fit_in_registers(registers: int) -> None:
     for width in (1, 3, 7, 14, 28, 56, 112, 3136):
         for outputs in (8, 24, 64, 256, 1000):
             for depth, run_ in ((27, 9), (576, 192), (4608, 1536)):
-                shape = cpu_conv._choose(width, 7, outputs, depth, run_, spec, 4)
+                shape = choose_tile(width, 7, outputs, depth, run_, spec, 4)
                 sums = shape.down * shape.across * shape.vectors
                 assert sums + shape.vectors + 1 <= registers
                 assert shape.down == 1 or shape.across == width

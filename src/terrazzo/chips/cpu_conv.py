@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from terrazzo.chips.conv_parts import ConvKernel, Names, Place, Values
+from terrazzo.chips.conv_shape import choose_tile
 from terrazzo.chips.cpu_depthwise import Depthwise, keeps_channels_apart
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import float32, float64
@@ -37,15 +38,11 @@ from terrazzo.scalar import Const, Load, Scalar, as_scalar, call, cast
 
 Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, and how many
 
-_PANEL_SHARE = 0.25  # of the second-level cache, for a panel of weights that stays there
-_CHUNK_SHARE = 0.75  # of the first-level cache, for a chunk of a panel
-_DEEP = 512  # steps of k from which on chunks may pay
 _STRIP_SHARE = 0.4  # of the second-level cache, for the rows of a task and its output
 _TASKS_PER_CORE = 2
 _WEIGHT_CYCLES, _COPY_CYCLES = 2.5, 8.0  # of a line that is read again, or copied
 _TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
 _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
-_MOST_VECTORS = 4
 _LINE = 64
 _WAY = 4096  # bytes of one way of the first-level cache: addresses so far apart share a set
 _FEW_CHANNELS = 4  # are copied one by one
@@ -72,68 +69,7 @@ def _is_supported(conv: Convolution) -> bool:
         for load in (conv.x, conv.w))
 
 
-# ---------------------------------------------------------------- the register tile
-@dataclass(frozen=True)
-class _Shape:
-    """A register tile: so many rows of so many pixels, by vectors of channels."""
-
-    down: int
-    across: int  # of the larger tiles; the others have one pixel less
-    vectors: int
-    chunk: int = 0  # steps of k at a time, for all pixels; 0 is all steps, for one tile
-
-
-def _cycles(pixels: int, vectors: int, chunk: int) -> float:
-    """Cycles that one step of k takes: multiplications, loads, or waiting for the last sum.
-
-    Measured on AVX-512: loads and requests for memory take a cycle each; tiles of two vectors or
-    less have to ask ahead; and a line of weights comes from the second-level cache in 2.5 cycles.
-    Weights in chunks lie in the first-level cache, but sums come and go with each.
-    """
-    products, loads = pixels * vectors / 2, pixels + vectors
-    if chunk:
-        return max(products, loads, 4.0) + (3.5 * products + 20) / chunk
-    return max(products, loads + (vectors if vectors <= 2 else 0), 2.5 * vectors, 4.0)
-
-
-def _choose(width: Index, height: Index, outputs: int, depth: int, run: int, chip: ChipSpec,
-            item: int) -> _Shape:
-    """The tile that takes the fewest cycles for all pixels and channels."""
-    best: tuple[float, _Shape] | None = None
-    lanes, registers = chip.lanes(8 * item), 32 if chip.vector_registers >= 32 else 16
-    whole = math.ceil(outputs / lanes)
-    tall = height if isinstance(height, int) else 1
-    for vectors in range(1, min(_MOST_VECTORS, whole) + 1):
-        most = (registers - vectors - 1) // vectors
-        full, rest = divmod(whole, vectors)
-        line = vectors * lanes * item
-        fits = depth * line <= max(_PANEL_SHARE * chip.l2_bytes, 1 << 16)
-        steps = max(16, int(_CHUNK_SHARE * chip.l1_bytes) // line)
-        even = math.ceil(run / math.ceil(run / steps))
-        for chunk in (0, even) if depth >= _DEEP and fits else (0,) if depth < _DEEP else (even,):
-            def cycles(pixels: int, vectors: int = vectors, full: int = full, rest: int = rest,
-                       chunk: int = chunk) -> float:
-                left = _cycles(pixels, rest, chunk) if rest else 0
-                return full * _cycles(pixels, vectors, chunk) + left
-
-            options: list[tuple[float, int, int]] = []  # cycles a row, rows and pixels of a tile
-            if isinstance(width, int):
-                tiles = math.ceil(width / most)
-                small, extra = divmod(width, tiles)
-                each = extra * cycles(small + 1) + (tiles - extra) * cycles(small)
-                options.append((each, 1, math.ceil(width / tiles)))
-                for down in range(2, min(most // width, tall) + 1):
-                    total = tall // down * cycles(down * width) + tall % down * cycles(width)
-                    options.append((total / tall, down, width))
-            else:
-                options.append((cycles(most) / most, 1, most))
-            for price, down, across in options:
-                if best is None or price < best[0] * 0.999:
-                    best = price, _Shape(down, across, vectors, chunk)
-    assert best is not None
-    return best[1]
-
-
+# ---------------------------------------------------------------- what a task works on
 @dataclass(frozen=True, eq=False)
 class _Source:
     """Where a task reads pixels: memory, and how far positions, taps and channels are apart."""
@@ -186,8 +122,8 @@ class _Dense(ConvKernel):
             self.column.dilation * (self.pitch if self.copies else self.column.step)
             == conv.channels * (1 if self.copies else conv.x_channel))
         self.run = conv.channels * (self.column.taps if self.is_run else 1)
-        self.shape = _choose(self.column.extent, self.row.extent, share, self.depth, self.run,
-                             chip, self.wide.itemsize)
+        self.shape = choose_tile(self.column.extent, self.row.extent, share, self.depth, self.run,
+                                 chip, self.wide.itemsize)
         self.copies |= self.is_crowded()
         self.width = min(self.lanes, 1 << (share - 1).bit_length())
         self.nr = self.shape.vectors * self.width

@@ -229,8 +229,8 @@ def gelu(x: Any, *, approximate: str = "none") -> Any:
         # As every framework computes it: the negative tail is accurate absolutely, not relatively.
         return 0.5 * x * (1 + erf(math.sqrt(0.5) * x))
     if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-        return x * sigmoid(2 * inner)  # (1 + tanh(u)) / 2 without cancelling
+        # (1 + tanh(u)) / 2 is the sigmoid of 2u, without cancelling.
+        return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
     raise ArgumentError(f"gelu has no approximation {approximate!r}", where=user_location(),
                         hint='use "none" or "tanh"')
 

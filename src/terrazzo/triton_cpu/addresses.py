@@ -11,12 +11,12 @@ compared to make a mask; everywhere else they wrap around.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from terrazzo.dtypes import bool_, int64
 from terrazzo.index import Index, Var, bounds, coefficient, free_vars, substitute
-from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, call, children, rewrite, walk
+from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, children, rewrite, walk
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 # a < b is a - b + 0 < 0, and so on: what is negative exactly where the comparison holds.
@@ -39,9 +39,9 @@ def depends(value: Scalar, variables: Iterable[Var]) -> bool:
 
 @dataclass
 class Names:
-    """Names for values that do not change in the innermost loop, to be bound before it."""
+    """Names for values that do not change in some loops, to be bound before them."""
 
-    inner: Var | None
+    inner: tuple[Var, ...]
     fresh: Callable[[str], Var]
     bound: list[tuple[Var, Scalar]] = field(default_factory=list)
     known: dict[int, Var] = field(default_factory=dict)
@@ -50,8 +50,7 @@ class Names:
         """A variable for an integer, if it stays the same in the loop."""
         if id(value) in self.known:
             return self.known[id(value)]
-        if not value.dtype.is_integer or (self.inner is not None
-                                          and depends(value, (self.inner,))):
+        if not value.dtype.is_integer or depends(value, self.inner):
             return None
         var = self.known[id(value)] = self.fresh("at")
         self.bound.append((var, value))
@@ -173,33 +172,43 @@ def assuming(value: Scalar, facts: Iterable[Scalar]) -> Scalar:
     return rewrite(value, visit)
 
 
-def wrapped_parts(root: Scalar, inner: Var) -> list[Call]:
-    """Remainders of what counts up along the inner loop, as in `(start + i) % size`, in addresses.
+def remainders(root: Scalar, variables: Sequence[Var]) -> list[Call]:
+    """Remainders of what counts along some loops, as in `(start + i) % size`, in addresses.
 
     They change nothing as long as the whole range lies below the divisor.
     """
-    found: list[Call] = []
+    found: dict[int, Call] = {}
     for node in walk(root):
         if isinstance(node, Load) and isinstance(node.indices[0], Scalar):
             for part in walk(node.indices[0]):
-                if isinstance(part, Call) and part.op == "fmod" and part not in found and (
-                        part.dtype.is_integer and not depends(part.args[1], (inner,))
-                        and depends(part.args[0], (inner,))):
-                    found.append(part)
-    return found
+                if isinstance(part, Call) and part.op == "fmod" and part.dtype.is_integer and (
+                        depends(part.args[0], variables)
+                        and not depends(part.args[1], variables)):
+                    found[id(part)] = part
+    return list(found.values())
 
 
-def in_range(part: Call, reader: Reader, inner: Var, extent: int) -> Scalar | None:
-    """The condition under which a remainder changes nothing in the whole inner loop."""
-    number, divisor = (reader.index(a) for a in part.args)
-    if number is None or divisor is None:
-        return None
-    step = coefficient(number, inner)
-    if not isinstance(step, int) or step < 0:
-        return None
-    first, last = (substitute(number, {inner: i}) for i in (0, extent - 1))
-    return call("and", Call(bool_, "ge", (FromIndex(int64, first), FromIndex(int64, 0))),
-                Call(bool_, "lt", (FromIndex(int64, last), FromIndex(int64, divisor))))
+def guards(root: Scalar) -> list[Scalar]:
+    """The conditions of an expression that decide about loads."""
+    return [node.args[0] for node in walk(root) if isinstance(node, Call) and node.op == "where"
+            and any(isinstance(x, Load) for branch in node.args[1:] for x in walk(branch))]
+
+
+def extremes(index: Index, ranges: Mapping[Var, int]) -> tuple[Index, Index] | None:
+    """The least and greatest value of an index while some variables count up from zero."""
+    low = high = index
+    for var, count in ranges.items():
+        step = coefficient(index, var)
+        if not isinstance(step, int):
+            return None
+        ends = (0, count - 1) if step >= 0 else (count - 1, 0)
+        low, high = substitute(low, {var: ends[0]}), substitute(high, {var: ends[1]})
+    return low, high
+
+
+def below(a: Index, b: Index) -> Scalar:
+    """The comparison `a < b`."""
+    return Call(bool_, "lt", (FromIndex(int64, a), FromIndex(int64, b)))
 
 
 def replaced(root: Scalar, table: dict[int, Scalar]) -> Scalar:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from terrazzo.dtypes import DType, bool_, float32, int32, int64, uint32, uint64
+from terrazzo.index import proves_le
 from terrazzo.scalar import Call, Const, FromIndex, Scalar, call, cast, where
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import UNSIGNED, dtype_of
 
+_KEEP_SIGN = ("cast", "add", "mul", "floordiv", "fmod", "min", "max")
 Rule = Callable[[Op, list[Scalar]], Scalar]
 
 
@@ -37,20 +39,19 @@ def _bits(name: str) -> Rule:
 
 def _divide_towards_zero(op: Op, args: list[Scalar]) -> Scalar:
     a, b = args
-    if _not_negative(a) and _not_negative(b):
+    if not_negative(a) and not_negative(b):
         return call("floordiv", a, b)
     return call("floordiv", call("sub", a, call("fmod", a, b)), b)
 
 
-def _not_negative(value: Scalar) -> bool:
-    from terrazzo.index import proves_le
-
+def not_negative(value: Scalar) -> bool:
+    """Whether an integer is certainly not negative (when sums and products do not overflow)."""
     if isinstance(value, Const):
         return bool(value.value >= 0)
     if isinstance(value, FromIndex):
         return proves_le(0, value.index)
-    return isinstance(value, Call) and value.op in ("cast", "add", "mul") and all(
-        _not_negative(a) for a in value.args)
+    return isinstance(value, Call) and value.op in _KEEP_SIGN and all(
+        not_negative(a) for a in value.args)
 
 
 def _cast(op: Op, args: list[Scalar]) -> Scalar:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from terrazzo.dtypes import DType, bool_, int32, int64
-from terrazzo.errors import TritonLoweringError
-from terrazzo.index import Index, Var, bounds
+from terrazzo.dtypes import DType, bool_, float32, float64, int32, int64
+from terrazzo.errors import UnsupportedOperator
+from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, Let, Stmt, block
-from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, call, cast, where
+from terrazzo.scalar import Call, Const, FromIndex, Scalar, call, cast, where
 from terrazzo.triton_cpu.addresses import Names, Reader
-from terrazzo.triton_cpu.elementwise import EXPENSIVE, RULES, constant
+from terrazzo.triton_cpu.elementwise import EXPENSIVE, RULES, constant, not_negative
 from terrazzo.triton_cpu.nest import Write, loops
 from terrazzo.triton_cpu.ttir import Block, Module, Op, Type
 from terrazzo.triton_cpu.uses import find_uses, inner_ops, writes_memory
@@ -43,6 +43,7 @@ class Lowering:
         self.pending: list[tuple[str, Value]] = []  # loads that are still expressions
         self.deferred: list[tuple[str, Value]] = []  # to be kept in memory when first computed
         self.done: set[Op] = set()
+        self.load_pointers: dict[str, str] = {}  # of each lazy load
         self.inplace: dict[str, Buffer] = {}  # results of products that go where they are carried
         self.uses = find_uses(module.entry.regions[0])
 
@@ -73,16 +74,16 @@ class Lowering:
 
     def index(self, value: Value) -> Index:
         """An integer scalar as an index, named if it has no other form."""
-        names = Names(None, self.fresh)
+        names = Names((), self.fresh)
         found = Reader(names).index(value.scalar())
         assert found is not None
         self.items.extend(names.bound)
         return found
 
     # ------------------------------------------------------------ errors
-    def unsupported(self, op: Op, why: str = "") -> TritonLoweringError:
+    def unsupported(self, op: Op, why: str = "") -> UnsupportedOperator:
         detail = f": {why}" if why else ""
-        return TritonLoweringError(
+        return UnsupportedOperator(
             f"the operation {op.name} of kernel {self.module.entry.attrs['sym_name']!r} cannot "
             f"run on the CPU{detail}", where=self.module.where(op))
 
@@ -114,6 +115,7 @@ class Lowering:
         value.memo.clear()
         self.pending = [p for p in self.pending if p[1] is not value]
         self.deferred = [p for p in self.deferred if p[1] is not value]
+        value.weight = 1
 
     def settle(self, op: Op) -> None:
         """Bring into memory what an operation is the first to need, or the last to see intact."""
@@ -149,8 +151,6 @@ class Lowering:
     def base(self, pointers: Value) -> Buffer:
         return pointers.pointer(tuple(0 for _ in pointers.type.shape)).buffer
 
-    load_pointers: dict[str, str]
-
     # ------------------------------------------------------------ blocks
     def block(self, block_: Block) -> Op | None:
         """Lower operations up to the terminator, which is the answer."""
@@ -174,6 +174,7 @@ class Lowering:
 
     def define(self, op: Op, compute: Callable[[Indices], Scalar | Pointer]) -> Value:
         value = self.env[op.results[0]] = Value(op.type, compute)
+        value.weight = max((self.env[o].weight for o in op.operands), default=0)
         return value
 
 
@@ -196,9 +197,33 @@ def _elementwise(lowering: Lowering, op: Op) -> None:
         _on_pointers(lowering, op, args)
         return
     value = lowering.define(op, lambda i: rule(op, [a.scalar(i) for a in args]))
-    if (op.name in EXPENSIVE and op.type.count > 1
-            and lowering.uses.needed_again(op.results[0])):
+    value.weight = 1 + sum(a.weight for a in set(args))
+    dear = op.name in EXPENSIVE or value.weight > MOST_WEIGHT
+    if not op.type.is_tile:
+        if dear or op.name in _BRANCHY:
+            _name_scalar(lowering, op, value)
+    elif dear and lowering.uses.needed_again(op.results[0]):
+        value.weight = 1
         lowering.deferred.append((op.results[0], value))
+
+
+_BRANCHY = frozenset({"arith.select", "arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui"})
+MOST_WEIGHT = 24  # operations that may be repeated rather than kept in memory
+
+
+def _name_scalar(lowering: Lowering, op: Op, value: Value) -> None:
+    """Compute a number once, here, however many loops will use it."""
+    element = value.scalar()
+    if isinstance(element, (Const, FromIndex)):
+        return
+    if element.dtype.is_integer:
+        var = lowering.fresh(op.results[0].strip("%").replace("#", "_"),
+                             0 if not_negative(element) else None)
+        lowering.items.append((var, element))
+        lowering.define(op, lambda i: FromIndex(element.dtype, var))
+    else:
+        lowering.materialise(value, "scalar")
+        value.weight = 1
 
 
 def _on_pointers(lowering: Lowering, op: Op, args: list[Value]) -> None:
@@ -359,7 +384,7 @@ def _load(lowering: Lowering, op: Op) -> None:
         return
     value = lowering.define(op, element)
     lowering.load_pointers[op.results[0]] = op.operands[0]
-    if op.attrs.get("isVolatile") or "tt.reduce" in {s.name for s in ()}:
+    if op.attrs.get("isVolatile"):
         lowering.materialise(value, "loaded")
     else:
         lowering.pending.append((op.results[0], value))
@@ -414,7 +439,6 @@ def lower(module: Module) -> tuple[Function, list[int]]:
         HANDLERS.update(table)
         SINKS.update(table)
     lowering = Lowering(module)
-    lowering.load_pointers = {}
     entry = module.entry
     blocks = entry.regions[0]
     sizes: list[Var] = []
@@ -452,23 +476,6 @@ def argument(var: Var, dtype: DType) -> Scalar:
         return call("ne", bits, Const(int64, 0))
     if not dtype.is_float:
         return FromIndex(dtype, var)
-    from terrazzo.dtypes import float64
-
     if dtype is float64:
         return Call(dtype, "bitcast", (bits,))
-    from terrazzo.dtypes import float32
-
     return cast(Call(float32, "bitcast", (cast(bits, int32),)), dtype)
-
-
-def known(index: Index) -> int | None:
-    """An index that is a number."""
-    low, high = bounds(index)
-    return low if low is not None and low == high else None
-
-
-def loaded_from(value: Scalar, buffer: Buffer) -> list[Load]:
-    """The loads of an expression that read a buffer."""
-    from terrazzo.scalar import loads
-
-    return [n for n in loads(value) if n.source is buffer]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from terrazzo.dtypes import int64
 from terrazzo.index import Index, Var, bounds, ceildiv, maximum
 from terrazzo.loop.ir import Buffer, For, If, While
-from terrazzo.scalar import Const, FromIndex, Load, Scalar, call, cast, loads
+from terrazzo.scalar import FromIndex, Load, Scalar, call, cast, loads
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
 from terrazzo.triton_cpu.ttir import Block, Op, Type
@@ -148,11 +148,12 @@ def _for(lowering: Lowering, op: Op) -> None:
     lowering.env[counter[0]] = constant_value(
         counter[1], FromIndex(dtype_of(counter[1].elem), first + turn * step))
     made = {r: o for o in body.ops for r in o.results}
+    own = {name for name, _ in body.args}
     grows: dict[int, Value] = {}
     carried: dict[int, Carried] = {}
     inits = [lowering.operand(op, 3 + n) for n in range(len(args))]
     for n, (name, type_) in enumerate(args):
-        amount = _growth(lowering, name, type_, end.operands[n], made)
+        amount = _growth(name, type_, end.operands[n], made, own)
         if amount is not None:
             for helper in amount[1]:
                 lowering.op(helper)
@@ -187,7 +188,7 @@ def constant_value(type_: Type, element: Scalar) -> Value:
     return Value(type_, lambda i: element)
 
 
-def _growth(lowering: Lowering, name: str, type_: Type, new: str, made: dict[str, Op]
+def _growth(name: str, type_: Type, new: str, made: dict[str, Op], own: set[str]
             ) -> tuple[str, list[Op]] | None:
     """What is added in each iteration, if it is always the same, and what must be made for it."""
     op = made.get(new)
@@ -198,41 +199,24 @@ def _growth(lowering: Lowering, name: str, type_: Type, new: str, made: dict[str
     step = op.operands[1] if op.operands[0] == name else op.operands[0]
     if step == name:
         return None
-    helpers = _invariant(step, made, lowering)
+    helpers = _invariant(step, made, own)
     return None if helpers is None else (step, helpers)
 
 
-def _invariant(name: str, made: dict[str, Op], lowering: Lowering) -> list[Op] | None:
+def _invariant(name: str, made: dict[str, Op], own: set[str]) -> list[Op] | None:
     """The operations of the loop that a value needs, if none of them changes in it."""
     op = made.get(name)
     if op is None:
-        return [] if name in lowering.env and not _is_counter(name, lowering) else None
+        return None if name in own else []
     if op.name not in LAZY or op.name == "tt.load":
         return None
     needed: list[Op] = []
     for operand in op.operands:
-        inner = _invariant(operand, made, lowering)
+        inner = _invariant(operand, made, own)
         if inner is None:
             return None
         needed += [o for o in inner if o not in needed]
     return [*needed, op]
-
-
-def _is_counter(name: str, lowering: Lowering) -> bool:
-    element = lowering.env[name].at(()) if not lowering.env[name].type.is_tile else None
-    return isinstance(element, FromIndex) and any(
-        v.name.startswith("turn_") for v in _vars(element.index) if _is_open(v, lowering))
-
-
-def _vars(index: Index) -> set[Var]:
-    from terrazzo.index import free_vars
-
-    return free_vars(index)
-
-
-def _is_open(var: Var, lowering: Lowering) -> bool:
-    """Only the variable of the loop being opened is newer than all its values."""
-    return var.name == f"turn_{lowering.names['turn']}"
 
 
 def _grown(init: Value, step: Value, turns: Index) -> Value:
@@ -333,10 +317,6 @@ def _call(lowering: Lowering, op: Op) -> None:
     lowering.pending, lowering.deferred = pending, deferred
     for name, value in zip(op.results, results, strict=True):
         lowering.env[name] = value
-
-
-def _zero(type_: Type) -> Scalar:
-    return Const(dtype_of(type_.elem), 0)
 
 
 HANDLERS: dict[str, Handler] = {

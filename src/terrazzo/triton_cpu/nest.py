@@ -18,12 +18,14 @@ from terrazzo.triton_cpu.addresses import (
     Names,
     Reader,
     assuming,
+    below,
     conjuncts,
     depends,
     distance,
-    in_range,
+    extremes,
+    guards,
+    remainders,
     replaced,
-    wrapped_parts,
 )
 from terrazzo.triton_cpu.values import Indices
 
@@ -54,14 +56,71 @@ def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[W
     if not live:
         return _straight(made, fresh)
     chosen = innermost if innermost in live else _innermost(made, axes, live)
+    ranges = {v: n for v, n in zip(axes, shape, strict=True) if v is not None}
     inner = axes[chosen]
     assert inner is not None
-    body = _inner_loop(inner, shape[chosen], made, fresh)
-    for d in reversed(live):
-        var = axes[d]
-        if d != chosen and var is not None:
-            body = For(var, 0, shape[d], body)
-    return body
+
+    def around(made: Sequence[Write]) -> Stmt:
+        body = _one_loop(inner, shape[chosen], made, fresh)
+        for var, count in reversed(ranges.items()):
+            if var is not inner:
+                body = For(var, 0, count, body)
+        return body
+
+    whole = _whole_tile(made, ranges, fresh)
+    if whole is None:
+        return around(made)
+    condition, simpler, names = whole
+    return _bind(names, If(condition, around(simpler), around(made)))
+
+
+def _whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
+                ) -> tuple[Scalar, list[Write], Names] | None:
+    """When a tile lies inside its tensors as a whole, and its stores without their conditions.
+
+    Most tiles do, and their loops then have fixed lengths. Along one dimension the bounds of the
+    loop do as well, so only remainders in addresses (a gather otherwise) are worth a second copy.
+    """
+    variables = tuple(ranges)
+    names = Names(variables, fresh)
+    reader = Reader(names)
+    roots = [r for w in writes for r in (w.value, w.index) if isinstance(r, Scalar)]
+    tests: list[Scalar] = []
+    table: dict[int, Scalar] = {}
+    for part in {id(p): p for r in roots for p in remainders(r, variables)}.values():
+        number, divisor = (reader.index(a) for a in part.args)
+        span = None if number is None else extremes(number, ranges)
+        if span is not None and divisor is not None:
+            tests += [below(-1, span[0]), below(span[1], divisor)]
+            table[id(part)] = part.args[0]
+    if not tests and len(ranges) < 2:
+        return None
+    facts: list[Scalar] = []
+    settled: list[Write] = []
+    for write in writes:
+        index = write.index
+        value = reader.settle(replaced(write.value, table))
+        if isinstance(index, Scalar):
+            index = replaced(index, table)
+            found = reader.index(index)
+            index = index if found is None else found
+        mask = None if write.mask is None else reader.settle(write.mask)
+        settled.append(replace(write, index=index, value=value, mask=mask))
+        for condition in [*guards(value), *([] if mask is None else [mask])]:
+            for part in conjuncts(condition):
+                apart = distance(part)
+                span = None if apart is None else extremes(apart, ranges)
+                if span is not None and not any(part is f for f in facts):
+                    facts.append(part)
+                    tests.append(below(span[1], 0))
+    if not tests:
+        return None
+    simpler = [replace(w, value=assuming(w.value, facts),
+                       mask=None if w.mask is None else assuming(w.mask, facts)) for w in settled]
+    joint = tests[0]
+    for test in tests[1:]:
+        joint = call("and", joint, test)
+    return joint, simpler, names
 
 
 def _innermost(writes: Sequence[Write], axes: Sequence[Var | None], live: Sequence[int]) -> int:
@@ -89,7 +148,7 @@ def _straight(writes: Sequence[Write], fresh: Fresh) -> Stmt:
     """Stores of single elements."""
     stmts: list[Stmt] = []
     for write in writes:
-        names = Names(None, fresh)
+        names = Names((), fresh)
         reader = Reader(names)
         index = write.index
         if isinstance(index, Scalar):
@@ -104,30 +163,8 @@ def _straight(writes: Sequence[Write], fresh: Fresh) -> Stmt:
     return block(*stmts)
 
 
-def _inner_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh) -> Stmt:
-    """The innermost loop; twice where remainders in addresses may turn out to change nothing."""
-    roots = [r for w in writes for r in (w.value, w.index) if isinstance(r, Scalar)]
-    parts = [p for r in roots for p in wrapped_parts(r, inner)]
-    general = _one_loop(inner, extent, writes, fresh)
-    names = Names(inner, fresh)
-    reader = Reader(names)
-    table: dict[int, Scalar] = {}
-    condition: Scalar | None = None
-    for part in parts:
-        test = in_range(part, reader, inner, extent)
-        if test is not None:
-            table[id(part)] = part.args[0]
-            condition = test if condition is None else call("and", condition, test)
-    if condition is None:
-        return general
-    plain = [replace(w, value=replaced(w.value, table),
-                     index=replaced(w.index, table) if isinstance(w.index, Scalar) else w.index)
-             for w in writes]
-    return _bind(names, If(condition, _one_loop(inner, extent, plain, fresh), general))
-
-
 def _one_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh) -> Stmt:
-    names = Names(inner, fresh)
+    names = Names((inner,), fresh)
     reader = Reader(names)
     lo: Index = 0
     hi: Index = extent

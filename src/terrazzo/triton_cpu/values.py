@@ -54,6 +54,7 @@ class Value:
     compute: Callable[[Indices], Element]
     memo: dict[Indices, Element] = field(default_factory=dict)
     buffer: Buffer | None = None  # where it lies in memory, row-major, once it does
+    weight: int = 0  # operations to compute an element
 
     def at(self, indices: Indices = ()) -> Element:
         found = self.memo.get(indices)

@@ -51,7 +51,7 @@ def _rows_as_they_were(x: Value, w: Value, bias: Value | None, product: Value, n
     assert made is not None and made.inputs[0] is not None
     size = made.inputs[0].shape[-1]
     if w.ndim != 2 or made.attrs.get("transpose_x") or (
-            bias is not None and bias.ndim > 1) or not shape or (
+            bias is not None and bias.ndim > 1) or len(shape) < 2 or (
             not proves_eq(shape[-1], product.shape[-1])):
         return None
     rows = (*shape[:-1], size)

@@ -1,0 +1,170 @@
+"""Triton's side of compiling: options, and the stages from TTIR to object code.
+
+Triton finds this module through the entry point group `triton.backends`; it must hold exactly one
+concrete subclass of `BaseBackend`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass, fields
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from triton._C.libtriton import ir, passes
+from triton.backends import compiler as triton_compiler
+
+from terrazzo.chips.cpu import host
+from terrazzo.codegen.llvm import jit
+from terrazzo.errors import CodegenError
+from terrazzo.loop.ir import Function
+from terrazzo.runtime.cache import make_key
+from terrazzo.triton_cpu.launch import kernel_text
+from terrazzo.triton_cpu.lower import lower
+from terrazzo.triton_cpu.ttir import parse
+
+
+@dataclass(frozen=True)
+class CPUOptions:
+    """What Triton's front end reads from a backend's options; most of it means nothing here."""
+
+    num_warps: int = 4
+    num_ctas: int = 1
+    num_stages: int = 3
+    warp_size: int = 1
+    maxnreg: int | None = None
+    ir_override: str | None = None
+    enable_fp_fusion: bool = True
+    launch_cooperative_grid: bool = False
+    launch_pdl: bool = False
+    supported_fp8_dtypes: tuple[str, ...] = ("fp8e5", "fp8e4nv", "fp8e4b8", "fp8e5b16")
+    deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
+    default_dot_input_precision: str = "ieee"
+    allowed_dot_input_precisions: tuple[str, ...] = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
+    max_num_imprecise_acc_default: int = 0
+    extern_libs: tuple[Any, ...] = ()
+    debug: bool = False
+    backend_name: str = "cpu"
+    sanitize_overflow: bool = False
+    arch: str = ""
+    instrumentation_mode: str = ""
+
+    def hash(self) -> str:
+        text = "_".join(f"{k}-{v}" for k, v in sorted(self.__dict__.items()))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def _options_of_others() -> frozenset[str]:
+    """The options of Triton's own backends: kernels tuned for GPUs may give them."""
+    from triton.backends import backends
+
+    names = {"fpsan_homomorphic_casts"}
+    for name, backend in backends.items():
+        if name != "cpu":
+            module = sys.modules[backend.compiler.__module__]
+            for item in vars(module).values():
+                if isinstance(item, type) and item.__name__.endswith("Options"):
+                    names |= set(getattr(item, "__dataclass_fields__", {}))
+    return frozenset(names)
+
+
+class LoopText(str):
+    """The text of Loop IR, with the function itself for the next stage."""
+
+    function: Function
+    sources: list[int]
+    pointers: list[bool]
+
+
+class CPUBackend(triton_compiler.BaseBackend):  # type: ignore[misc]
+    """Compiles kernels for the CPU that this process runs on."""
+
+    supports_native_tensor_specialization = True
+    binary_ext = "o"
+
+    @staticmethod
+    def supports_target(target: Any) -> bool:
+        return bool(target.backend == "cpu")
+
+    def hash(self) -> str:
+        return "terrazzo-" + make_key("triton_cpu")
+
+    def parse_options(self, opts: dict[str, Any]) -> CPUOptions:
+        own = {f.name for f in fields(CPUOptions)}
+        options = CPUOptions(**{k: v for k, v in opts.items() if k in own and v is not None},
+                             **{} if opts.get("arch") else {"arch": str(self.target.arch)})
+        for name, value in opts.items():  # Triton refuses keywords that options do not have
+            if name not in own and name in _options_of_others():
+                options.__dict__[name] = value
+        return options
+
+    def pack_metadata(self, metadata: Any) -> tuple[Any, ...]:
+        return (metadata.num_warps, metadata.num_ctas, metadata.shared)
+
+    def get_codegen_implementation(self, options: CPUOptions) -> dict[str, Any]:
+        return {"min_dot_size": lambda lhs, rhs: (1, 1, 1), "convert_custom_types": None}
+
+    def get_module_map(self) -> dict[str, ModuleType]:
+        return {}
+
+    def load_dialects(self, context: Any) -> None:
+        """TTIR's own dialects are all there is."""
+
+    def add_stages(self, stages: dict[str, Any], options: CPUOptions, language: Any = None
+                   ) -> None:
+        stages["ttir"] = lambda src, metadata: _make_ttir(src)
+        stages["loop"] = lambda src, metadata: _make_loops(src, metadata)
+        stages["llir"] = lambda src, metadata: _make_llvm(src)
+        stages["o"] = lambda src, metadata: jit.compile_object(src, host())
+
+
+def _make_ttir(module: Any) -> Any:
+    manager = ir.pass_manager(module.context)
+    manager.enable_debug()
+    passes.common.add_inliner(manager)
+    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):  # gone since 3.8
+        passes.ttir.add_rewrite_tensor_pointer(manager)
+    passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
+    passes.common.add_canonicalizer(manager)
+    passes.ttir.add_combine(manager)
+    passes.ttir.add_reorder_broadcast(manager)
+    passes.common.add_cse(manager)
+    passes.common.add_symbol_dce(manager)
+    passes.ttir.add_loop_unroll(manager)
+    manager.run(module, "make_ttir")
+    return module
+
+
+def generic_text(module: Any) -> str:
+    """A module in MLIR's generic form.
+
+    libtriton has no flag for it, but MLIR prints what it cannot verify in that form; an attribute
+    that belongs on modules only, set on the kernel, is enough.
+    """
+    kernel = module.get_function(module.get_entry_func_name())
+    kernel.set_attr("ttg.num-ctas", ir.builder(module.context).get_int32_attr(1))
+    text = str(module.str())
+    if '"builtin.module"' not in text:
+        raise CodegenError("this version of Triton does not print the generic form of TTIR",
+                           hint="terrazzo supports Triton 3.6 to 3.9")
+    return text
+
+
+def _make_loops(module: Any, metadata: dict[str, Any]) -> LoopText:
+    parsed = parse(generic_text(module))
+    function, sources = lower(parsed)
+    metadata["name"], metadata["shared"] = function.name, 0
+    text = LoopText(function)
+    text.function, text.sources = function, sources
+    text.pointers = [t.pointer for _, t in parsed.entry.regions[0][0].args]
+    return text
+
+
+def _make_llvm(text: str) -> str:
+    if not isinstance(text, LoopText):
+        raise CodegenError("Loop IR cannot be read back from text",
+                           hint="override the stage ttir, llir or o instead")
+    return kernel_text(text.function, text.sources, text.pointers)
