@@ -120,3 +120,14 @@ def test_attention_reads_heads_where_they_lie_and_stores_them_side_by_side():
         trace(layer, types)[0], whole=lambda node: node.op.keep_whole))[0]).groups
     assert [g.program.kind for g in groups] == ["contraction", "attention", "contraction"]
     assert [t.offset for t in groups[1].program.inputs] == [0, 12, 24]
+
+
+def test_a_computed_index_is_not_taken_for_another_axis():
+    # Both tensors call their axes i, j, ...; the taken row must not become the column as well.
+    x, row = np.arange(4, dtype=np.float32).reshape(2, 2), np.array(1, np.int32)
+    np.testing.assert_array_equal(
+        tz.jit(lambda x, i: tz.take(tz.exp(-x), i, axis=0))(x, row), np.exp(-x)[1])
+    y = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    np.testing.assert_allclose(
+        tz.jit(lambda y, i: tz.take(tz.sum(y * 2, axis=2), i, axis=1))(y, np.array(2)),
+        (y * 2).sum(2)[:, 2])

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fuzz_models
 
 pytestmark = pytest.mark.onnx
-CONVOLUTION, ATTENTION, _, CONTROL, *_ = range(9)
+CONVOLUTION, ATTENTION, CONTROL, LOOPS = 0, 1, 3, 6
 
 
 def test_mutants_run_or_are_refused() -> None:
@@ -53,6 +53,14 @@ def test_an_operator_without_the_input_it_needs() -> None:
     proto = copied(CONTROL)
     next(n for n in proto.graph.node if n.op_type == "NonZero").input[0] = ""
     with pytest.raises(ModelError, match=r"NonZero\) has no input 'X'"):
+        Session(proto).run({"x": np.ones(4, np.float32)})
+
+
+def test_a_body_that_makes_too_little() -> None:
+    proto = copied(LOOPS)
+    scan = next(n for n in proto.graph.node if n.op_type == "Scan")
+    del next(a for a in scan.attribute if a.name == "body").g.output[1]
+    with pytest.raises(ModelError, match=r"Scan\) makes 1 outputs, the model reads 2"):
         Session(proto).run({"x": np.ones(4, np.float32)})
 
 

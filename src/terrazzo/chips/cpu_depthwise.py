@@ -23,7 +23,7 @@ from terrazzo.scalar import Load, cast
 
 _TASK_FLOPS = 1 << 17  # below this a task of its own does not pay
 _TASKS_PER_CORE = 4
-_MOST_PIXELS = 14
+_MOST_PIXELS = 6  # more read from too many places at once: measured on images beyond the caches
 _FEW_TAPS = 8  # more are not held in registers
 _EDGE_VECTORS = 8  # of a pixel at the edge: enough sums to hide the latency of one
 

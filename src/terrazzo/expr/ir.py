@@ -167,13 +167,17 @@ def share_terms(root: Scalar) -> Scalar:
 
 def substitute_any(root: Scalar, table: Mapping[Var, Any]) -> Scalar:
     """Replace index variables by indices or by scalars (a computed index)."""
-    computed = {v: s for v, s in table.items() if isinstance(s, Scalar)}
+    # All at once: what an index brings in must not be taken for a variable that a scalar replaces.
+    stand_ins = {v: Var(f"{v.name}{next(_counter)}", v.lo, v.hi)
+                 for v, s in table.items() if isinstance(s, Scalar)}
+    computed = {stand_in: table[v] for v, stand_in in stand_ins.items()}
     plain = {v: s for v, s in table.items() if not isinstance(s, Scalar)}
-    root = _rename_reductions(root, plain)
-    if plain:
-        root = substitute_indices(root, plain)
+    root = _rename_reductions(root, plain, computed.values())
+    if table:
+        root = substitute_indices(root, {**plain, **stand_ins})
     if not computed:
         return root
+
     def visit(node: Scalar) -> Scalar | None:
         if isinstance(node, FromIndex):
             return index_to_scalar(node.index, computed)
@@ -203,9 +207,14 @@ def index_to_scalar(index: Index, values: Mapping[Var, Scalar]) -> Scalar:
     ))
 
 
-def _rename_reductions(root: Scalar, table: Mapping[Var, Index]) -> Scalar:
-    """Give reduction axes new names where a substituted index would capture them."""
+def _rename_reductions(root: Scalar, table: Mapping[Var, Index], scalars: Iterable[Scalar]
+                       ) -> Scalar:
+    """Give reduction axes new names where what is substituted would be captured by them."""
     incoming = {v for index in table.values() for v in free_vars(index)}
+    for node in (n for s in scalars for n in walk(s)):
+        indices = [node.index] if isinstance(node, FromIndex) else (
+            node.indices if isinstance(node, Load) else ())
+        incoming |= {v for i in indices if not isinstance(i, Scalar) for v in free_vars(i)}
     clash = {a.var: a for n in walk(root) if isinstance(n, Reduce) for a in n.axes
              if a.var in incoming}
     if not clash:

@@ -13,7 +13,6 @@ import numpy as np
 
 from terrazzo.chips.cpu import host
 from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.program import MOST_ARGUMENTS
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import (
     ArgumentError,
@@ -57,7 +56,8 @@ class Executable:
         self.name = artifact.name
         self.dims = _dims_of(artifact)
         slots = len(artifact.inputs) + len(artifact.outputs)
-        direct = slots + len(self.dims) <= MOST_ARGUMENTS
+        # Asked of the code itself: the generator need not be imported to run what it made.
+        direct = b"tz_call_pointers" in artifact.object_code
         exports = _EXPORTS + (_DIRECT if direct else ())
         self._library = jit.load_object(artifact.object_code, pool.symbols(), exports)
         # Kernels that take memory from the heap may fail to get it, and say so here.

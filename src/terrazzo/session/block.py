@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.errors import UnsupportedOperator
+from terrazzo.errors import ModelError, UnsupportedOperator
 from terrazzo.frontends.onnx.importer import Imported, import_nodes, needed_names
 from terrazzo.frontends.onnx.model import node_text
 from terrazzo.graph.ir import Graph, TensorType
@@ -96,7 +96,11 @@ class Block:
                 values.update(zip(part.imported.outputs, results, strict=True))
             values.update(part.imported.constants)
             for node, step in part.host:
-                for name, result in zip(node.output, step.run(values), strict=False):
+                results = step.run(values)
+                if any(node.output[len(results):]):
+                    raise ModelError(f"{node_text(node)} makes {len(results)} outputs, the model "
+                                     f"reads {len(node.output)}", where=self.setting.where or None)
+                for name, result in zip(node.output, results, strict=False):
                     if name:
                         values[name] = result
             position = part.rest
