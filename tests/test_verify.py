@@ -245,6 +245,18 @@ def test_a_pole_that_may_have_been_crossed_is_left_open() -> None:
     assert np.isinf(error[0]) and error[1] == pytest.approx(0, abs=1e-5)
 
 
+def test_infinity_times_what_may_have_vanished_is_left_open() -> None:
+    tiny, inf = np.float16([[6e-8, 1.0]]), np.float16([[-np.inf], [1.0]])
+    assert np.isinf(bounds_of(lambda x, y: (x * 0.3) @ y, tiny, inf).error[0, 0])
+    assert np.isfinite(bounds_of(lambda x, y: (x * 0.3) @ y, tiny, np.ones_like(inf)).error[0, 0])
+
+
+def test_many_multiples_of_an_inexact_divisor_leave_nothing_known() -> None:
+    x, y = np.float32([1e6, 1.0]), np.float32([0.1, 0.3])
+    error = bounds_of(lambda x, y: tz.fmod(x, y * 1.1), x, y).error
+    assert np.isinf(error[0]) and error[1] < 1e-4
+
+
 @pytest.mark.parametrize("dtype", [float64, float32, float16, bfloat16])
 def test_comparison_knows_the_type(dtype: Any) -> None:
     exact = error_bounds.Bounded(np.array([1.0, np.nan, np.inf]), np.zeros(3))

@@ -42,6 +42,7 @@ ULPS: dict[str, float] = {
     # Correctly rounded in the type of the arithmetic, and once more when stored in a half type.
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "sqrt", "astype", "full"), 1.0),
     **dict.fromkeys(("lgamma", "digamma", "erfinv", "erfc", "power"), 2 * FEW),
+    "det": 1024.0,  # numpy's goes through the logarithm of its size, which may be 700
 }
 # Their zeros and poles at negative x are reached by subtraction, in numpy's way as in ours, so
 # they are exact for an argument that is off by a few units in the last place.
@@ -235,8 +236,12 @@ def _undefined(name: str, given: Sequence[Bounded]) -> Any:
         return (last.error > 0) & (base.value < base.error) & (np.floor(high) >= low)
     if name == "copysign":
         return np.isnan(_wide(last.value))
-    if name in ("divide", "remainder", "fmod", "floor_divide"):
-        return (last.error > 0) & ~(np.abs(_wide(last.value)) > last.error)
+    if name in ("remainder", "fmod") and not last.exact:
+        # Each of the many multiples that are taken away is off by the divisor's error.
+        turns = np.abs(_wide(given[0].value) / _wide(last.value))
+        return ~(turns * last.error < 0.1 * np.abs(_wide(last.value)))
+    if name in ("divide", "floor_divide"):
+        return _may_vanish(last)
     return False
 
 
@@ -358,6 +363,11 @@ def _reduced(node: Node, error: np.ndarray, dims: Mapping[Var, int]) -> np.ndarr
     return ~answer if node.op.name == "all" else answer
 
 
+def _may_vanish(x: Bounded) -> np.ndarray:
+    """Where a value that is not known exactly may be zero."""
+    return (x.error > 0) & ~(np.abs(_wide(x.value)) > x.error)
+
+
 def _contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
                   dims: Mapping[Var, int]) -> list[np.ndarray]:
     x, y = inputs
@@ -372,6 +382,10 @@ def _contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
         carried = carried + product(x.error, right + y.error)
     if not y.exact:
         carried = carried + product(left, y.error)
+    # An infinity times what may have vanished is nan, or an infinity.
+    for one, other in ((np.isinf(x.value), _may_vanish(y)), (_may_vanish(x), np.isinf(y.value))):
+        if one.any() and other.any():
+            carried = np.where(product(one * 1.0, other * 1.0) > 0, np.inf, carried)
     if node.op.name == "convolve":
         # Whether an infinite weight meets the zeros of the padding, or nothing, is left open.
         open_ = ~np.isfinite(y.value).all(axis=tuple(range(y.value.ndim - 1)))

@@ -131,3 +131,9 @@ def test_a_computed_index_is_not_taken_for_another_axis():
     np.testing.assert_allclose(
         tz.jit(lambda y, i: tz.take(tz.sum(y * 2, axis=2), i, axis=1))(y, np.array(2)),
         (y * 2).sum(2)[:, 2])
+
+
+def test_results_of_whole_kernels_have_names_of_their_own():
+    result = fused(lambda x: (tz.argsort(x), tz.sort(x), tz.argsort(-x)), (4, 5))
+    names = [t.name for g in result.groups for t in g.program.outputs]
+    assert len(set(names)) == len(names)

@@ -443,18 +443,17 @@ class _Fuser:
 
     def results_of(self, node: Node) -> tuple[tuple[Value, ...], list[Tensor]]:
         """The values a whole kernel writes, and how: attention exchanges axes as it stores."""
-        name = self.name(_identifier(node.op.name))
+        base = _identifier(node.op.name)
         users = self.consumers.get(node.outputs[0], [])
         turn = users[0] if len(users) == 1 and users[0].op.name == "permute_dims" else None
         if node.op.kind != "attention" or turn is None or node.outputs[0] in self.outputs:
-            return node.outputs, [self.place(v, name if i == 0 else self.name(name))
-                                  for i, v in enumerate(node.outputs)]
+            return node.outputs, [self.place(v, self.name(base)) for v in node.outputs]
         rank = node.outputs[0].ndim
         axes = [a % rank for a in turn.attrs["axes"]]
         if axes[-1] != rank - 1:
-            return node.outputs, [self.place(node.outputs[0], name)]
+            return node.outputs, [self.place(node.outputs[0], self.name(base))]
         turned = turn.outputs[0]
-        placed = self.place(turned, name)
+        placed = self.place(turned, self.name(base))
         dense = contiguous_strides(turned.shape)
         strides = tuple(dense[axes.index(d)] for d in range(rank))
         self.stored.add(turn)

@@ -96,11 +96,11 @@ class Block:
                 values.update(zip(part.imported.outputs, results, strict=True))
             values.update(part.imported.constants)
             for node, step in part.host:
-                results = step.run(values)
-                if any(node.output[len(results):]):
-                    raise ModelError(f"{node_text(node)} makes {len(results)} outputs, the model "
+                made = step.run(values)
+                if any(node.output[len(made):]):
+                    raise ModelError(f"{node_text(node)} makes {len(made)} outputs, the model "
                                      f"reads {len(node.output)}", where=self.setting.where or None)
-                for name, result in zip(node.output, results, strict=False):
+                for name, result in zip(node.output, made, strict=False):
                     if name:
                         values[name] = result
             position = part.rest

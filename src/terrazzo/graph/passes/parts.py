@@ -27,5 +27,5 @@ def operands(node: Node) -> tuple[Value, ...]:
 
 def near(number: Any, target: float, dtype: DType) -> bool:
     """Whether a number is another one up to how a type rounds, and a product of such numbers."""
-    return isinstance(number, (int, float)) and math.isclose(
+    return isinstance(number, (int, float)) and dtype.is_float and math.isclose(
         number, target, rel_tol=2 * dtype.eps, abs_tol=0.0)
