@@ -277,7 +277,8 @@ def test_gradients(name: str, row: Case, rng: np.random.Generator) -> None:
 # These need a size to be known, each for the reason its error gives.
 KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagonal", "diag", "glu",
                "swiglu", "gather_nd", "group_norm", "einsum", "scaled_dot_product_attention",
-               "rotary_embedding", "scatter_nd", "place", "nonzero", "constant", "lstm", "gru", "rnn",
+               "rotary_embedding",
+               "scatter_nd", "place", "nonzero", "constant", "lstm", "gru", "rnn",
                "recurrent_steps", "dft", "stft", "causal_conv_with_state", "linear_attention",
                "tfidf_vectorizer", "non_max_suppression_padded", "select_boxes", "max_pool",
                "max_pool_indices", "average_pool", "lp_pool", "window_max", "window_sum",

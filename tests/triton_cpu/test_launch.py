@@ -48,19 +48,20 @@ def test_grids_of_three_dimensions() -> None:
 
 @triton.jit
 def scalars(out_ptr, a, b, c, flag, nothing, one, K: tl.constexpr):
-    value = a + b + c + one + K
+    value = a + b + one + K
     if flag:
         value += 1000
     if nothing is not None:
         value += 1e6
     tl.store(out_ptr, value)
+    tl.store(out_ptr + 1, c)
 
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_arguments_that_are_numbers(flag: bool) -> None:
-    out = torch.empty(1, dtype=torch.float64)
+    out = torch.empty(2, dtype=torch.float64)
     scalars[(1,)](out, 0.5, -3, 2**40, flag, None, 1, K=7)
-    assert out.item() == 0.5 - 3 + 2**40 + 1 + 7 + 1000 * flag
+    assert out.tolist() == [0.5 - 3 + 1 + 7 + 1000 * flag, 2.0**40]
 
 
 def test_options_of_gpus_are_accepted() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import struct
 import sys
 import weakref
@@ -87,8 +88,8 @@ def load(
     obj: bytes, symbols: Mapping[str, int], exports: Sequence[str]
 ) -> tuple[Code, dict[str, int]]:
     """Bring an object into memory; gives the code and the addresses of `exports`."""
-    if sys.platform != "linux" or sys.maxsize < 1 << 32:
-        raise UnknownObject("objects are loaded on 64-bit Linux alone")
+    if sys.platform != "linux" or os.uname().machine != "x86_64" or sys.maxsize < 1 << 32:
+        raise UnknownObject("objects are loaded on 64-bit Linux on x86 alone")
     file = _read(obj)
     outside = _resolve(file, symbols)
     plan = _place(file)

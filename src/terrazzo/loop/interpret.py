@@ -12,6 +12,7 @@ from terrazzo.errors import IndexOutOfRange
 from terrazzo.index import Index, Var, evaluate
 from terrazzo.loop.ir import (
     Alloc,
+    Atomic,
     Block,
     Buffer,
     For,
@@ -60,6 +61,8 @@ def _run(stmt: Stmt, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
     elif isinstance(stmt, While):
         while evaluate_scalar(stmt.cond, env, memory):
             _run(stmt.body, env, memory)
+    elif isinstance(stmt, Atomic):
+        _atomic(stmt, env, memory)
     elif isinstance(stmt, Alloc):
         size = int(evaluate(stmt.buffer.size, env))
         memory[stmt.buffer] = np.zeros(size, stmt.buffer.dtype.np)
@@ -115,6 +118,23 @@ def _store(stmt: Store, env: Env, memory: dict[Buffer, np.ndarray], lanes: int =
             array[i] = convert(OPS[row.op].numpy(array[i], v), stmt.buffer.dtype)
     else:
         array[index] = convert(OPS[row.op].numpy(array[index], value), stmt.buffer.dtype)
+
+
+def _atomic(stmt: Atomic, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
+    array = memory[stmt.buffer]
+    at = _index(stmt.index, env, memory)
+    _check(stmt.buffer, at, array)
+    before = array[at].copy()
+    value = convert(evaluate_scalar(stmt.value, env, memory), stmt.buffer.dtype)
+    if stmt.kind == "compare":
+        assert stmt.expected is not None
+        if before.tobytes() == convert(evaluate_scalar(stmt.expected, env, memory),
+                                       stmt.buffer.dtype).tobytes():
+            array[at] = value
+    else:
+        array[at] = value if stmt.kind == "exchange" else OPS[stmt.kind].numpy(before, value)
+    if stmt.old is not None:
+        memory[stmt.old[0]][evaluate(stmt.old[1], env)] = before
 
 
 def _index(index: Index | Scalar, env: Env, memory: Mapping[Buffer, np.ndarray]) -> Any:

@@ -4,6 +4,7 @@
     Stmt     = For(var, lo, hi, kind, body) | Block(Stmt*) | If(cond, then, orelse)
              | Alloc(buffer, body) | Store(buffer, index, value, reduce?) | Tile(intrinsic, ...)
              | Let(var, value, body) | While(cond, body)
+             | Atomic(kind, buffer, index, value, expected?, old?)
     kind     = serial | parallel | vector | unrolled | program
 
 Buffers are flat: an address is one index expression, so strides are settled above this level.
@@ -116,6 +117,25 @@ class Store(Stmt):
     mask: Scalar | None = None  # nothing is stored where it does not hold
 
 
+ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange", "compare")
+
+
+@dataclass(frozen=True, eq=False)
+class Atomic(Stmt):
+    """`buffer[index] = kind(buffer[index], value)` in one step that no other thread sees half done.
+
+    "exchange" stores the value, "compare" stores it only where `expected` was found. What was there
+    before goes to a place in another buffer, `old`.
+    """
+
+    kind: str
+    buffer: Buffer
+    index: Index | Scalar
+    value: Scalar
+    expected: Scalar | None = None
+    old: tuple[Buffer, Index] | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class TileIntrinsic:
     """A chip's tile instruction: its meaning is Loop IR, its code a template of the generator."""
@@ -221,6 +241,11 @@ def substitute_vars(stmt: Stmt, values: Mapping[Var, Index]) -> Stmt:
                            mask=None if node.mask is None else index(node.mask))
         if isinstance(node, Let):
             return replace(node, value=index(node.value))
+        if isinstance(node, Atomic):
+            return replace(
+                node, index=index(node.index), value=index(node.value),
+                expected=None if node.expected is None else index(node.expected),
+                old=None if node.old is None else (node.old[0], index(node.old[1])))
         if isinstance(node, While):
             return replace(node, cond=index(node.cond))
         if isinstance(node, If):
@@ -266,6 +291,12 @@ def format_stmt(stmt: Stmt, indent: int = 0) -> list[str]:
         if stmt.mask is not None:
             note = f" if {format_scalar(stmt.mask)}{note}"
         return [f"{pad}{stmt.buffer.name}[{index}] {sign} {format_scalar(stmt.value)}{note}"]
+    if isinstance(stmt, Atomic):
+        index = format_scalar(stmt.index) if isinstance(stmt.index, Scalar) else str(stmt.index)
+        given = [stmt.value] if stmt.expected is None else [stmt.expected, stmt.value]
+        target = f"{stmt.old[0].name}[{stmt.old[1]}] = " if stmt.old is not None else ""
+        return [f"{pad}{target}atomic_{stmt.kind}(&{stmt.buffer.name}[{index}], "
+                f"{', '.join(map(format_scalar, given))})"]
     assert isinstance(stmt, Tile)
     places = [f"&{b.name}[{o}]" for b, o in stmt.places]
     rest = [str(s) for s in stmt.sizes] + [f"{k}={v}" for k, v in stmt.constants.items()]

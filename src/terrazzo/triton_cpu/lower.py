@@ -22,6 +22,13 @@ from terrazzo.triton_cpu.ttir import Block, Module, Op, Type
 from terrazzo.triton_cpu.uses import find_uses, inner_ops, writes_memory
 from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat, unflat
 
+# Combining functions of one operation that vector loops know; others are run as they stand.
+NAMED_REDUCTIONS = {
+    "arith.addf": "add", "arith.addi": "add", "arith.mulf": "mul", "arith.muli": "mul",
+    "arith.maxnumf": "max", "arith.maximumf": "max", "arith.maxsi": "max",
+    "arith.minnumf": "min", "arith.minimumf": "min", "arith.minsi": "min",
+    "arith.andi": "and", "arith.ori": "or",
+}
 Item = Stmt | tuple[Var, Scalar]  # a statement, or a name for the rest of its block
 Handler = Callable[["Lowering", Op], None]
 GRID = ("programs_x", "programs_y", "programs_z")
@@ -120,9 +127,9 @@ class Lowering:
     def settle(self, op: Op) -> None:
         """Bring into memory what an operation is the first to need, or the last to see intact."""
         inside = inner_ops(op)
-        if op.name != "tt.reduce":
-            for name, value in list(self.deferred):
-                if not inside.isdisjoint(self.uses.sinks.get(name, ())):
+        for name, value in list(self.deferred):
+            if not inside.isdisjoint(self.uses.sinks.get(name, ())):
+                if not self.keeps_what_it_reads(op, value):
                     self.materialise(value)
         if writes_memory(op):
             keep_lazy = {op} if not op.regions else set()
@@ -130,6 +137,11 @@ class Lowering:
                 left = self.uses.sinks.get(name, set()) - self.done - keep_lazy
                 if left or self.overlaps(op, name, value):
                     self.materialise(value, "loaded")
+
+    def keeps_what_it_reads(self, op: Op, value: Value) -> bool:
+        """Whether an operation's own loop over a tile can write another one of its shape."""
+        return op.name == "tt.reduce" and is_named(op) and (
+            op.operand_types[0].shape == value.type.shape)
 
     def overlaps(self, op: Op, name: str, value: Value) -> bool:
         """Whether a store may write what the load it stores is still going to read."""
@@ -178,6 +190,16 @@ class Lowering:
         return value
 
 
+def is_named(op: Op) -> bool:
+    """Whether a reduction combines by one operation of the two elements that loops know."""
+    body = op.regions[0][0]
+    if len(body.ops) != 2 or len(op.operands) != 1 or body.ops[0].name not in NAMED_REDUCTIONS:
+        return False
+    if op.operand_types[0].elem == "i1" and body.ops[0].name not in ("arith.andi", "arith.ori"):
+        return False
+    return sorted(body.ops[0].operands) == sorted(name for name, _ in body.args)
+
+
 def closed(items: Sequence[Item]) -> Stmt:
     """Statements in order; a name covers all that follow it."""
     rest: list[Stmt] = []
@@ -202,6 +224,8 @@ def _elementwise(lowering: Lowering, op: Op) -> None:
     if not op.type.is_tile:
         if dear or op.name in _BRANCHY:
             _name_scalar(lowering, op, value)
+    elif value.weight > LARGEST_WEIGHT:
+        lowering.materialise(value)
     elif dear and lowering.uses.needed_again(op.results[0]):
         value.weight = 1
         lowering.deferred.append((op.results[0], value))
@@ -209,6 +233,7 @@ def _elementwise(lowering: Lowering, op: Op) -> None:
 
 _BRANCHY = frozenset({"arith.select", "arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui"})
 MOST_WEIGHT = 24  # operations that may be repeated rather than kept in memory
+LARGEST_WEIGHT = 400  # of any expression: compile time must not explode
 
 
 def _name_scalar(lowering: Lowering, op: Op, value: Value) -> None:
@@ -433,11 +458,11 @@ def lower(module: Module) -> tuple[Function, list[int]]:
 
     Its sizes are the numbers among the arguments, as bits, then the three sizes of the grid.
     """
-    from terrazzo.triton_cpu import lower_control, lower_dot, lower_reduce
+    from terrazzo.triton_cpu import lower_atomic, lower_control, lower_dot, lower_reduce
 
-    for table in (lower_control.HANDLERS, lower_reduce.HANDLERS, lower_dot.HANDLERS):
-        HANDLERS.update(table)
-        SINKS.update(table)
+    for family in (lower_control, lower_reduce, lower_dot, lower_atomic):
+        HANDLERS.update(family.HANDLERS)
+        SINKS.update(family.HANDLERS)
     lowering = Lowering(module)
     entry = module.entry
     blocks = entry.regions[0]

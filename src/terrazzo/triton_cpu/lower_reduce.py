@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from terrazzo.dtypes import DType, bool_
+from terrazzo.dtypes import DType
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer, For
 from terrazzo.scalar import REDUCTIONS, Const, Scalar, call, cast, where
 from terrazzo.triton_cpu.elementwise import RULES, constant
-from terrazzo.triton_cpu.lower import Handler, Lowering
+from terrazzo.triton_cpu.lower import NAMED_REDUCTIONS, Handler, Lowering, is_named
 from terrazzo.triton_cpu.nest import Write
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import Indices, Value, dtype_of, flat
 
-# Combining functions of one operation that vector loops know; others are run as they stand.
-_NAMED = {
-    "arith.addf": "add", "arith.addi": "add", "arith.mulf": "mul", "arith.muli": "mul",
-    "arith.maxnumf": "max", "arith.maximumf": "max", "arith.maxsi": "max",
-    "arith.minnumf": "min", "arith.minimumf": "min", "arith.minsi": "min",
-    "arith.andi": "and", "arith.ori": "or",
-}
 _IGNORES_NAN = frozenset({"arith.maxnumf", "arith.minnumf"})
 LANES = 16  # side by side in reductions by a function that no vector loop knows
 
@@ -39,22 +32,11 @@ def combine(lowering: Lowering, op: Op, args: list[Scalar]) -> list[Scalar]:
     return [known[o] for o in body.ops[-1].operands]
 
 
-def _named(op: Op) -> str | None:
-    """The operation, if combining is just that one of the two elements."""
-    ops = op.regions[0][0].ops
-    if len(ops) != 2 or len(op.operands) != 1:
-        return None
-    names = [name for name, _ in op.regions[0][0].args]
-    return ops[0].name if sorted(ops[0].operands) == sorted(names) else None
-
-
 def _reduce(lowering: Lowering, op: Op) -> None:
     values = [lowering.env[o] for o in op.operands]
     axis, shape = op.attrs["axis"], values[0].type.shape
-    name = _named(op)
-    if name in _NAMED and not (dtype_of(values[0].type.elem) is bool_ and name != "arith.andi"
-                               and name != "arith.ori"):
-        _named_reduce(lowering, op, values[0], name or "", axis)
+    if is_named(op):
+        _named_reduce(lowering, op, values[0], op.regions[0][0].ops[0].name, axis)
     else:
         _any_reduce(lowering, op, values, axis, shape)
 
@@ -64,7 +46,7 @@ def _named_reduce(lowering: Lowering, op: Op, value: Value, name: str, axis: int
     rest = shape[:axis] + shape[axis + 1:]
     dtype = dtype_of(value.type.elem)
     wide: DType = dtype.compute
-    kind = _NAMED[name]
+    kind = NAMED_REDUCTIONS[name]
     total = lowering.local(kind, wide, op.type.count)
     start = Const(wide, REDUCTIONS[kind].identity(wide))
     lowering.emit(lowering.nest(rest, lambda i: [Write(total, flat(rest, i), start)]))

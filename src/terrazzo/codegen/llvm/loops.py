@@ -39,6 +39,7 @@ from terrazzo.index import (
 )
 from terrazzo.loop.ir import (
     Alloc,
+    Atomic,
     Block,
     Buffer,
     For,
@@ -198,6 +199,8 @@ class LoopEmitter:
             self.stmt(stmt.body, self.inside(scope, stmt.var, value))
         elif isinstance(stmt, While):
             self.while_(stmt, scope)
+        elif isinstance(stmt, Atomic):
+            self.atomic(stmt, scope)
         else:
             assert isinstance(stmt, Store)
             self.store(stmt, scope)
@@ -212,6 +215,20 @@ class LoopEmitter:
         self.stmt(loop.body, scope)
         b.br(test)
         b.start_block(after)
+
+    def atomic(self, stmt: Atomic, scope: Scope) -> None:
+        dtype = stmt.buffer.dtype
+        pointer = self.address(stmt.buffer, stmt.index, scope)
+        value = to_memory(self.b, self.value(stmt.value, scope), dtype)
+        if stmt.kind == "compare":
+            assert stmt.expected is not None
+            expected = to_memory(self.b, self.value(stmt.expected, scope), dtype)
+            before = self.b.compare_exchange(pointer, expected, value)
+        else:
+            before = self.b.atomic(scalars.atomic_name(stmt.kind, dtype), pointer, value)
+        if stmt.old is not None:
+            place = self.address(stmt.old[0], stmt.old[1], scope)
+            self.b.store(before, place, dtype.itemsize)
 
     def tile(self, tile: Tile, scope: Scope) -> None:
         from terrazzo.codegen.llvm.tiles import TEMPLATES
@@ -426,6 +443,9 @@ def _roots(stmt: Stmt) -> list[Index | Scalar]:
         return [stmt.index, stmt.value] + ([] if stmt.mask is None else [stmt.mask])
     if isinstance(stmt, Let):
         return [stmt.value]
+    if isinstance(stmt, Atomic):
+        return [stmt.index, stmt.value, *([] if stmt.expected is None else [stmt.expected]),
+                *([] if stmt.old is None else [stmt.old[1]])]
     return [stmt.cond] if isinstance(stmt, (If, While)) else []
 
 
@@ -434,6 +454,8 @@ def _used_buffers(body: Stmt) -> set[Buffer]:
     for stmt in walk(body):
         if isinstance(stmt, Store):
             used.add(stmt.buffer)
+        elif isinstance(stmt, Atomic):
+            used |= {stmt.buffer} if stmt.old is None else {stmt.buffer, stmt.old[0]}
         elif isinstance(stmt, Tile):
             used |= {buffer for buffer, _ in stmt.places}
         for root in _roots(stmt):

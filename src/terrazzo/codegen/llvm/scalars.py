@@ -147,6 +147,15 @@ def horizontal(b: Builder, op: str, value: Val, dtype: DType) -> Val:
     return value
 
 
+def atomic_name(kind: str, dtype: DType) -> str:
+    """LLVM's name of an atomic operation on a type."""
+    if kind == "exchange":
+        return "xchg"
+    if dtype.is_float:
+        return f"f{kind}"
+    return f"u{kind}" if kind in ("max", "min") and not dtype.is_signed else kind
+
+
 def _maximum(better: str) -> Callable[[Builder, Val, Val], Val]:
     """numpy's maximum and minimum: nan wins. x86's max returns its second operand for nan."""
 
