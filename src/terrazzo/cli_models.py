@@ -108,8 +108,9 @@ def run(model: ModelFile,
         table.add_row(escape(port.name), *_summary(value))
     console.print(table)
     if output:
-        np.savez(output, **{p.name: np.asarray(v)
-                            for p, v in zip(session.outputs, results, strict=True)})
+        named: dict[str, Any] = {p.name: np.asarray(v)
+                                 for p, v in zip(session.outputs, results, strict=True)}
+        np.savez(output, **named)
         console.print(f"written to {output}")
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -350,7 +350,7 @@ def _culprit(graph: Graph, arrays: Sequence[np.ndarray], outputs: Sequence[Bound
     steps: list[tuple[str, Callable[[Graph], tuple[Graph, list[Any]]]]] = [
         ("constant folding", lambda g: _logged(fold_constants, g)),
         ("common subexpressions", lambda g: _logged(common_subexpressions, g)),
-        ("choice of layouts", lambda g: _logged(lambda *a: layout(*a, knobs.opt_level), g)),
+        ("choice of layouts", lambda g: _logged(partial(layout, level=knobs.opt_level), g)),
     ]
     steps += [(f"rewrite rule {rule.name!r}", lambda g, rule=rule: rewrite(  # type: ignore[misc]
         g, RuleTable((rule,)), knobs.opt_level)) for rule in RULES + user_rules()]

@@ -14,7 +14,7 @@ import terrazzo.ort as ort
 from terrazzo.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends" / "onnx"))
-from models import model, node  # noqa: E402
+from models import model, node
 
 
 def network() -> onnx.ModelProto:

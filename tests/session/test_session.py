@@ -19,7 +19,7 @@ from terrazzo.errors import ModelError, UnsupportedOperator
 from terrazzo.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends" / "onnx"))
-from models import model, node  # noqa: E402
+from models import model, node
 
 INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
 

@@ -426,8 +426,9 @@ class _Fuser:
             if view is None:
                 inputs.append(Tensor(tensor.name, value.shape, value.dtype))
             else:
+                assert isinstance(body, Load)
                 inputs.append(view)
-                value = self.value_of[next(iter(loads(body))).source]
+                value = self.value_of[body.source]
             values.append(value)
         results, outputs = self.results_of(node)
         needs: set[_Cluster] = set()
