@@ -139,7 +139,8 @@ def seeds() -> list[ModelProto]:
 # ---------------------------------------------------------------- how it is mutated
 _INTS = (0, 1, -1, 2, 3, 7, -2, 127, 128, 1 << 16, 1 << 31, -(1 << 31), (1 << 63) - 1, -(1 << 63))
 _FLOATS = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e-40, 3e38)
-_WORDS = ("", "x", "y", "w", "nothing", "Add", "Reshape", "Conv", "Loop", "If", "\x00", "é" * 50)
+# No Loop: with a count of 2**63 it would run for ever, as it says it should.
+_WORDS = ("", "x", "y", "w", "nothing", "Add", "Reshape", "Conv", "Scan", "If", "\x00", "é" * 50)
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:

@@ -14,6 +14,7 @@ from terrazzo.session import Session
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fuzz_models
+from models import model, node
 
 pytestmark = pytest.mark.onnx
 CONVOLUTION, ATTENTION, CONTROL, LOOPS = 0, 1, 3, 6
@@ -54,6 +55,18 @@ def test_an_operator_without_the_input_it_needs() -> None:
     next(n for n in proto.graph.node if n.op_type == "NonZero").input[0] = ""
     with pytest.raises(ModelError, match=r"NonZero\) has no input 'X'"):
         Session(proto).run({"x": np.ones(4, np.float32)})
+
+
+def test_one_row_of_a_constant_at_a_symbolic_place() -> None:
+    table = np.arange(12, dtype=np.float32).reshape(6, 2)
+    proto = model(
+        [node("Shape", "x", "n"), node("Add", "n one", "m"), node("Slice", "table n m", "row"),
+         node("Add", "row zero", "y")],
+        {"x": ("length",)}, ["y"],
+        {"table": table, "one": np.array([1]), "zero": np.float32(0)})
+    for length in (2, 5):
+        (row,) = Session(proto).run({"x": np.ones(length, np.float32)})
+        assert np.array_equal(row, table[length:length + 1])
 
 
 def test_a_body_that_makes_too_little() -> None:

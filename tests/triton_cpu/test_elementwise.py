@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
+libdevice = pytest.importorskip("triton.language.extra.libdevice")
 
 pytestmark = [pytest.mark.triton, pytest.mark.torch]
 
@@ -172,3 +173,20 @@ def test_fp8_casts(target: str) -> None:
     back = torch.empty(SIZE)
     convert[(1,)](small, back, SIZE, BLOCK=256)
     assert torch.equal(back, small.float())
+
+
+@triton.jit
+def library(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=1)
+    tl.store(out_ptr + i, libdevice.tanh(x), mask=i < n)
+    tl.store(out_ptr + n + i, libdevice.pow(tl.abs(x), x), mask=i < n)
+    tl.store(out_ptr + 2 * n + i, libdevice.log1p(tl.abs(x)), mask=i < n)
+    tl.store(out_ptr + 3 * n + i, tl.where(libdevice.isnan(x), 1.0, libdevice.rint(x)),
+             mask=i < n)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_libdevice(dtype: str) -> None:
+    x = numbers(dtype, 0)
+    check(library, (x,), [x.tanh(), x.abs() ** x, x.abs().log1p(), x.round()])

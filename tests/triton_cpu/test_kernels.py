@@ -321,3 +321,59 @@ def test_sort() -> None:
     out = torch.empty(64)
     sort_rows[(1,)](x, out, N=64)
     assert torch.equal(out, x.sort()[0])
+
+
+@triton.jit
+def small_dot(x_ptr, y_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    a = tl.load(x_ptr + m[:, None] * K + k[None, :])
+    b = tl.load(y_ptr + k[:, None] * N + n[None, :])
+    tl.store(out_ptr + m[:, None] * N + n[None, :],
+             tl.dot(a, b, out_dtype=out_ptr.dtype.element_ty))
+
+
+@pytest.mark.parametrize(("source", "target"), [
+    ("int8", "int32"), ("float16", "float16"), ("float16", "float32"), ("bfloat16", "float32"),
+    ("float64", "float64"), ("float8_e5m2", "float32"), ("float8_e4m3fn", "float32")])
+@pytest.mark.parametrize("sizes", [(16, 16, 16), (2, 64, 32), (128, 4, 1)])
+def test_dot_types(source: str, target: str, sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    a, b = (torch.randint(-5, 5, s).to(getattr(torch, source)) for s in ((m, k), (k, n)))
+    out = torch.empty(m, n, dtype=getattr(torch, target))
+    small_dot[(1,)](a, b, out, m, n, k)
+    assert torch.equal(out.double(), a.double() @ b.double())  # small integers: no rounding
+
+
+@triton.jit
+def through_descriptors(x_ptr, out_ptr, rows, columns, BM: tl.constexpr, BN: tl.constexpr):
+    at = [tl.program_id(0) * BM, tl.program_id(1) * BN]
+    x = tl.make_tensor_descriptor(x_ptr, [rows, columns], [columns, 1], [BM, BN])
+    out = tl.make_tensor_descriptor(out_ptr, [rows, columns], [columns, 1], [BM, BN])
+    out.store(at, x.load(at) * 2)
+
+
+def test_tensor_descriptors() -> None:
+    x, out = torch.randn(30, 40), torch.zeros(30, 40)
+    through_descriptors[(2, 3)](x, out, 30, 40, BM=16, BN=16)
+    assert torch.equal(out, x * 2)
+
+
+@triton.jit
+def random_numbers(out_ptr, seed, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.randint(seed, i))
+
+
+def test_random_numbers_are_philox() -> None:
+    out = torch.empty(64, dtype=torch.int32)
+    random_numbers[(1,)](out, 0x1234567890, N=64)
+
+    def philox(counter: int, seed: int) -> int:
+        c, k0, k1 = [counter, 0, 0, 0], seed & 0xFFFFFFFF, seed >> 32
+        for _ in range(10):
+            a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+            c = [(b >> 32) ^ c[1] ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k1, a & 0xFFFFFFFF]
+            k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+        return c[0]
+
+    assert [v & 0xFFFFFFFF for v in out.tolist()] == [philox(i, 0x1234567890) for i in range(64)]

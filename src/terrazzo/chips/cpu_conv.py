@@ -38,6 +38,7 @@ from terrazzo.scalar import Const, Load, Scalar, as_scalar, call, cast
 
 Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, and how many
 
+_STRIPS_TRIED = 512
 _STRIP_SHARE = 0.4  # of the second-level cache, for the rows of a task and its output
 _TASKS_PER_CORE = 2
 _WEIGHT_CYCLES, _COPY_CYCLES = 2.5, 8.0  # of a line that is read again, or copied
@@ -218,7 +219,11 @@ class _Dense(ConvKernel):
         again = _WEIGHT_CYCLES if weights > self.chip.l2_bytes else 0.1
         copied = _COPY_CYCLES if self.copies else 0.5
         best: tuple[float, int, int] | None = None
-        for strips in range(1, units + 1):
+        # All counts of strips, as long as they differ much; of an absurdly long image, few.
+        counts = [*range(1, min(units, _STRIPS_TRIED) + 1)]
+        while counts[-1] < units:
+            counts.append(min(2 * counts[-1], units))
+        for strips in counts:
             need = min(math.ceil(wanted / max(others * strips, 1)), self.panels)
             missing = wanted / (others * strips * need)
             lines = strips * weights * again + need * footprint(1) * copied

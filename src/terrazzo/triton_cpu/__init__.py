@@ -1,1 +1,18 @@
-"""The Triton backend `cpu`: kernels written with `@triton.jit` run on the CPU, without a GPU."""
+"""The Triton backend `cpu`: kernels written with `@triton.jit` run on the CPU, without a GPU.
+
+Triton finds `compiler` and `driver` here through the entry point group `triton.backends`. The way
+of a kernel, and where to look:
+
+| file | what it does |
+|---|---|
+| `compiler` | options and stages: ttir, loop, llir, o (each readable in `kernel.asm`) |
+| `ttir` | reads TTIR in MLIR's generic form, with source locations |
+| `values`, `elementwise` | a tile is a function from indices to a scalar expression, until needed |
+| `uses` | who needs a value: what is dear and needed twice is kept in memory |
+| `lower`, `lower_*` | one handler an operation, by families |
+| `nest`, `addresses` | loop nests; affine addresses, masks as loop bounds, whole tiles |
+| `launch`, `driver` | the grid over the thread pool, a launch in a few microseconds |
+| `libdevice` | functions of `triton.language.extra.libdevice` |
+
+docs/triton-cpu.md says what is supported and what is missing.
+"""

@@ -79,7 +79,7 @@ class LoopText(str):
     pointers: list[bool]
 
 
-class CPUBackend(triton_compiler.BaseBackend):  # type: ignore[misc]
+class CPUBackend(triton_compiler.BaseBackend):
     """Compiles kernels for the CPU that this process runs on."""
 
     supports_native_tensor_specialization = True
@@ -94,8 +94,8 @@ class CPUBackend(triton_compiler.BaseBackend):  # type: ignore[misc]
 
     def parse_options(self, opts: dict[str, Any]) -> CPUOptions:
         own = {f.name for f in fields(CPUOptions)}
-        options = CPUOptions(**{k: v for k, v in opts.items() if k in own and v is not None},
-                             **{} if opts.get("arch") else {"arch": str(self.target.arch)})
+        given = {k: v for k, v in opts.items() if k in own and v is not None}
+        options = CPUOptions(**{"arch": str(self.target.arch), **given})
         for name, value in opts.items():  # Triton refuses keywords that options do not have
             if name not in own and name in _options_of_others():
                 options.__dict__[name] = value
@@ -108,7 +108,9 @@ class CPUBackend(triton_compiler.BaseBackend):  # type: ignore[misc]
         return {"min_dot_size": lambda lhs, rhs: (1, 1, 1), "convert_custom_types": None}
 
     def get_module_map(self) -> dict[str, ModuleType]:
-        return {}
+        from terrazzo.triton_cpu import libdevice
+
+        return {"triton.language.extra.libdevice": libdevice}
 
     def load_dialects(self, context: Any) -> None:
         """TTIR's own dialects are all there is."""

@@ -72,7 +72,7 @@ def _gpu_is_there() -> bool:
     return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 
-class CPUDriver(triton_driver.DriverBase):  # type: ignore[misc]
+class CPUDriver(triton_driver.DriverBase):
     """The CPU as Triton's active device: one device, one stream, launches that wait."""
 
     def __init__(self) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from terrazzo.dtypes import DType, bool_, float32, int32, int64, uint32, uint64
+from terrazzo.errors import UnsupportedOperator
 from terrazzo.index import proves_le
-from terrazzo.scalar import Call, Const, FromIndex, Scalar, call, cast, where
+from terrazzo.scalar import OPS, Call, Const, FromIndex, Scalar, call, cast, where
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import UNSIGNED, dtype_of
 
@@ -180,7 +181,17 @@ def _convert_float(op: Op, args: list[Scalar]) -> Scalar:
     return cast(args[0], target)
 
 
+def _external(op: Op, args: list[Scalar]) -> Scalar:
+    """A function of our libdevice, by the name of a scalar operation."""
+    name = str(op.attrs.get("symbol", "")).removeprefix("tz_")
+    if name not in OPS:
+        raise UnsupportedOperator(f"the external function {op.attrs.get('symbol')!r} is not there "
+                                  "on the CPU", hint="use triton.language.extra.libdevice")
+    return call(name, *args)
+
+
 RULES: dict[str, Rule] = {
+    "tt.extern_elementwise": _external,
     "arith.addi": _bits("add"), "arith.subi": _bits("sub"), "arith.muli": _bits("mul"),
     "arith.andi": _same("and"), "arith.ori": _same("or"), "arith.xori": _same("xor"),
     "arith.shli": _same("shl"), "arith.shrsi": _same("shr"), "arith.shrui": _unsigned("shr"),
@@ -214,8 +225,8 @@ RULES: dict[str, Rule] = {
 }
 # What is worth a place in memory rather than a second evaluation.
 EXPENSIVE = frozenset(
-    {name for name in RULES if name.startswith("math.")} - {"math.absf", "math.absi", "math.fma",
-                                                            "math.floor", "math.ceil"}
+    {name for name in RULES if name.startswith(("math.", "tt.extern"))}
+    - {"math.absf", "math.absi", "math.fma", "math.floor", "math.ceil"}
     | {"arith.divf", "arith.divsi", "arith.remsi", "arith.divui", "arith.remui", "arith.remf",
        "tt.precise_divf", "tt.precise_sqrt", "tt.approx_divf", "tt.mulhiui"})
 

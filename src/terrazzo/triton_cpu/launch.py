@@ -18,7 +18,7 @@ from terrazzo.codegen.llvm.builder import Builder, Module
 from terrazzo.codegen.llvm.kernel import write_function
 from terrazzo.codegen.llvm.loops import STATUS
 from terrazzo.errors import ArgumentError
-from terrazzo.knobs import thread_count
+from terrazzo.knobs import knobs, thread_count
 from terrazzo.loop.ir import Function
 from terrazzo.runtime import pool
 from terrazzo.runtime.trampoline import python_function
@@ -115,6 +115,8 @@ class Launcher:
         exec(text, scope)
         self.run: Callable[..., None] = scope["run"]
         self.native: Callable[..., Any] | None = None
+        self.setting: int | None = None  # of knobs.threads, when the threads were last counted
+        self.threads = 1
 
     def __call__(self, gx: int, gy: int, gz: int, stream: Any, function: LoadedKernel,
                  packed: Any, launch_metadata: Any, enter: Any, leave: Any, *args: Any) -> None:
@@ -123,8 +125,10 @@ class Launcher:
         if gx > 0 and gy > 0 and gz > 0:
             if self.native is None:
                 self.native = function.function(self.count)
+            if self.setting != knobs.threads:
+                self.setting, self.threads = knobs.threads, thread_count()
             pool.sync()
-            self.run(self.native, gx, gy, gz, thread_count(), *args)
+            self.run(self.native, gx, gy, gz, self.threads, *args)
             if function.status.value:
                 function.status.value = 0
                 raise MemoryError("a Triton kernel ran out of memory for its tiles")

@@ -448,7 +448,7 @@ HANDLERS: dict[str, Handler] = {
     "tt.reshape": _reshape, "tt.trans": _trans, "tt.join": _join, "tt.split": _split,
     "tt.cat": _cat, "tt.addptr": _addptr, "tt.load": _load, "tt.store": _store,
     "llvm.intr.assume": _nothing, "ttg.barrier": _nothing, "gpu.barrier": _nothing,
-    "ub.poison": _poison, "tt.assert": _nothing, "tt.print": _nothing,
+    "ub.poison": _poison,
 }
 SINKS: set[str] = {"tt.store", "tt.cat"}
 
@@ -483,9 +483,9 @@ def lower(module: Module) -> tuple[Function, list[int]]:
     body = lowering.inside(lambda: lower_control.blocks(lowering, blocks))
     program = Var("program", 0)
     x, y, z = lowering.grid
-    for var, value in zip(reversed(lowering.program), (
+    for var, place in zip(reversed(lowering.program), (
             program // (x * y), program // x % y, program % x), strict=True):
-        body = Let(var, FromIndex(int64, value), body)
+        body = Let(var, FromIndex(int64, place), body)
     for buffer in lowering.locals:
         body = Alloc(buffer, body)
     body = For(program, 0, x * y * z, body, "parallel")

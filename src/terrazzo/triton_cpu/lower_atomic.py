@@ -63,9 +63,9 @@ def _emit(lowering: Lowering, op: Op, kind: str, value: Value, expected: Value |
         body = Let(var, named, body)
     if mask is not None:
         body = If(Reader(None).settle(mask.scalar(i)), body)
-    for var, n in reversed(list(zip(axes, shape, strict=True))):
-        if var is not None:
-            body = For(var, 0, n, body)
+    for axis, n in reversed(list(zip(axes, shape, strict=True))):
+        if axis is not None:
+            body = For(axis, 0, n, body)
     lowering.emit(body)
     lowering.env[op.results[0]] = result
 

@@ -29,16 +29,16 @@ def blocks(lowering: Lowering, all_blocks: Sequence[Block]) -> None:
         if end is None or end.name == "tt.return":
             return
         if end.name == "cf.br":
-            jump(end.successors[0][0], end.operands)
+            jump(end.successors[0], end.operands)
             return
         _, yes_count, no_count = end.attrs["operandSegmentSizes"]
         yes = end.operands[1: 1 + yes_count]
         no = end.operands[1 + yes_count: 1 + yes_count + no_count]
         condition = lowering.env[end.operands[0]].scalar()
         state = list(lowering.pending), list(lowering.deferred)
-        then = lowering.inside(lambda: jump(end.successors[0][0], yes))
+        then = lowering.inside(lambda: jump(end.successors[0], yes))
         lowering.pending, lowering.deferred = list(state[0]), list(state[1])
-        orelse = lowering.inside(lambda: jump(end.successors[1][0], no))
+        orelse = lowering.inside(lambda: jump(end.successors[1], no))
         lowering.emit(If(condition, then, orelse))
 
     def jump(label: str, operands: Sequence[str]) -> None:
@@ -140,9 +140,9 @@ def _for(lowering: Lowering, op: Op) -> None:
     count = maximum(ceildiv(last - first, step), 0)
     highest = bounds(count)[1]
     if not isinstance(count, int) and not isinstance(count, Var):
-        name = lowering.fresh("count", 0, highest)
-        lowering.items.append((name, FromIndex(int64, count)))
-        count = name
+        named = lowering.fresh("count", 0, highest)
+        lowering.items.append((named, FromIndex(int64, count)))
+        count = named
     turn = lowering.fresh("turn", 0, None if highest is None else max(highest - 1, 0))
     counter, *args = body.args
     lowering.env[counter[0]] = constant_value(

@@ -107,11 +107,11 @@ def _whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
         mask = None if write.mask is None else reader.settle(write.mask)
         settled.append(replace(write, index=index, value=value, mask=mask))
         for condition in [*guards(value), *([] if mask is None else [mask])]:
-            for part in conjuncts(condition):
-                apart = distance(part)
+            for fact in conjuncts(condition):
+                apart = distance(fact)
                 span = None if apart is None else extremes(apart, ranges)
-                if span is not None and not any(part is f for f in facts):
-                    facts.append(part)
+                if span is not None and not any(fact is f for f in facts):
+                    facts.append(fact)
                     tests.append(below(span[1], 0))
     if not tests:
         return None
@@ -199,7 +199,7 @@ def _one_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh) ->
         mask = None
         for part in masks:
             mask = part if mask is None else call("and", mask, part)
-        value = assuming(reader.settle(write.value), [*facts, *masks] if mask is None else facts)
+        value = assuming(reader.settle(write.value), facts)
         stores.append(Store(write.buffer, index, value, write.reduce, mask=mask))
     body: Stmt = cut_loop(For(inner, lo, hi, block(*stores), "vector"), PIECES)
     for part in outside:

@@ -50,7 +50,7 @@ class Op:
     operands: list[str]
     results: list[str]
     attrs: dict[str, Any]
-    successors: list[tuple[str, list[str]]]
+    successors: list[str]
     regions: list[list[Block]] = field(default_factory=list)
     operand_types: list[Type] = field(default_factory=list)
     types: list[Type] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Module:
                     if f.attrs.get("sym_visibility") == "public")
 
     def where(self, op: Op) -> str:
-        """The user's file and line that an operation comes from: the outermost call."""
+        """The innermost line outside Triton's own library that an operation comes from."""
         return _innermost_user_line(op.loc, self.locations)
 
 
@@ -145,8 +145,7 @@ def _start(line: str) -> tuple[Op, str]:
         elif name:
             results.append(name)
     operands = [o.strip() for o in match["operands"].split(",") if o.strip()]
-    targets = [(t.strip(), []) for t in (match["successors"] or "").strip(" []").split(",")
-               if t.strip()]
+    targets = [t.strip() for t in (match["successors"] or "").strip(" []").split(",") if t.strip()]
     return Op(match["name"], operands, results, {}, targets), match["rest"]
 
 

@@ -597,21 +597,6 @@ class Builder:
 
     # -- control flow ----------------------------------------------------------------------------
 
-    def atomic(self, op: str, pointer: Val, value: Val) -> Val:
-        """Combines a scalar in memory with a value in one step; what was there before."""
-        return self._each(value.ty, f"atomicrmw {op} ptr {{}}, {value.ty} {{}} seq_cst",
-                          [pointer, value])
-
-    def compare_exchange(self, pointer: Val, expected: Val, value: Val) -> Val:
-        """Stores a value where another is found, compared by bits; what was there before."""
-        ty = value.ty
-        bits = {"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}.get(ty, ty)
-        given = [v if bits == ty else self.cast("bitcast", v, bits) for v in (expected, value)]
-        pair = self._each(f"{{ {bits}, i1 }}", f"cmpxchg ptr {{}}, {bits} {{}}, {bits} {{}} "
-                          "seq_cst seq_cst", [pointer, *given])
-        before = self._each(bits, f"extractvalue {{{{ {bits}, i1 }}}} {{}}, 0", [pair])
-        return before if bits == ty else self.cast("bitcast", before, ty)
-
     def new_label(self, hint: str = "block") -> str:
         self._next += 1
         return f"{hint}{self._next}"

@@ -223,9 +223,12 @@ class LoopEmitter:
         if stmt.kind == "compare":
             assert stmt.expected is not None
             expected = to_memory(self.b, self.value(stmt.expected, scope), dtype)
-            before = self.b.compare_exchange(pointer, expected, value)
+            bits = f"i{8 * dtype.itemsize}"  # floats are compared by their bits
+            old, new = (self.b.cast("bitcast", v, bits) for v in (expected, value))
+            found, _ = self.b.compare_exchange(pointer, old, new)
+            before = self.b.cast("bitcast", found, value.ty)
         else:
-            before = self.b.atomic(scalars.atomic_name(stmt.kind, dtype), pointer, value)
+            before = self.b.atomic_rmw(scalars.atomic_name(stmt.kind, dtype), pointer, value)
         if stmt.old is not None:
             place = self.address(stmt.old[0], stmt.old[1], scope)
             self.b.store(before, place, dtype.itemsize)
@@ -655,7 +658,7 @@ class VectorLoop:
             return
         width = self.width(trip)
         depth = self.depth(width, trip)
-        self.hoist()
+        self.hoist(certain=trip is not None)
         accumulators = [Val(vec(register_type(s.buffer.dtype), width),
                             (scalars.constant(s.buffer.dtype, REDUCTIONS[s.reduce or "add"]
                                               .identity(s.buffer.dtype), width).text,) * depth)
@@ -721,8 +724,9 @@ class VectorLoop:
                 Lanes(self.loop.var, iv, width, 1), acc), partial)
         return self.b.loop(middle, hi, width, masked, partial)
 
-    def hoist(self) -> None:
-        """Evaluate what does not change in the loop before it."""
+    def hoist(self, certain: bool) -> None:
+        """Evaluate what does not change in the loop before it; bare addresses are read early only
+        if the loop is certain to run."""
         code = ScalarCode(self.e, self.scope)
         known = dict(self.scope.known)
         for stmt in self.stmts:
@@ -730,7 +734,8 @@ class VectorLoop:
             nodes = list(walk_scalar(stmt.value))
             guarded = _under_where(stmt.value, code)
             for node in nodes:
-                if self.varies(node) or any(id(c) in varying for c in scalar_children(node)):
+                early = certain or not isinstance(node, Load) or node.source.bounded
+                if self.varies(node) or not early or any(id(c) in varying for c in scalar_children(node)):
                     varying.add(id(node))
             for node in nodes:
                 if (id(node) not in varying and id(node) not in known

@@ -128,10 +128,15 @@ class Importer:
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = self.opsets.get(domain, 1)
         call = Call(node, version, self)
-        if not domain and self._size_arithmetic(call):
-            return
-        converter = find(domain, node.op_type, version)
-        if converter is None:
+        try:
+            if not domain and self._size_arithmetic(call):
+                return
+            converter = find(domain, node.op_type, version)
+            if converter is not None:
+                with located(node_text(node)), trace_scope():
+                    result = converter.function(call)
+                self._finish(node, result)
+                return
             body = None
             if has_function(node, self.opsets):
                 types = {n: type_proto(self.value(n).type) for n in node.input if n}
@@ -139,16 +144,11 @@ class Importer:
             if body is None:
                 raise UnsupportedOperator(f"{node_text(node)}: there is no code for this operator")
             self.expand(node, body)
-            return
-        with located(node_text(node)), trace_scope():
-            try:
-                result = converter.function(call)
-            except (NeedsValue, TerrazzoError):
-                raise
-            except MISFITS as error:
-                raise UnsupportedOperator(
-                    f"{node_text(node)} makes no sense: {type(error).__name__}: {error}") from error
-        self._finish(node, result)
+        except (NeedsValue, TerrazzoError):
+            raise
+        except MISFITS as error:
+            raise UnsupportedOperator(
+                f"{node_text(node)} makes no sense: {type(error).__name__}: {error}") from error
 
     def _finish(self, node: Any, result: Result) -> None:
         values = [result] if isinstance(result, Value) else list(result)
@@ -247,7 +247,7 @@ def folded(value: Value) -> Value:
     graph = Graph("fold", (), (value,))
     if any(n.op.effects or (not n.inputs and n.op.name == "dimension") for n in graph.nodes):
         return value
-    if not _depends_on_constants(graph):
+    if not _depends_on_constants(graph) or _sizes_in([n.attrs for n in graph.nodes]):
         return value
     with np.errstate(all="ignore"):
         (array,) = evaluate.run(graph, [])

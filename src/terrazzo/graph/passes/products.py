@@ -5,8 +5,9 @@ product from what follows it; without them it is computed as the product is stor
 
 Projections to queries, keys and values read the same rows. As one product they are one kernel with
 work for all threads; attention reads its parts of the result by strides. Constant biases are joined
-too, so that they are still added where the product is stored. (Four layers of BERT's size with two
-threads take 3 to 8 % less for 1 to 384 rows; with one thread nothing changes.)
+too, so that they are still added where the product is stored. (Four layers of BERT's size took 3 to
+8 % less processor time with two threads for 1 to 384 rows, on a busy machine with two cores; with
+one thread the difference was within the noise.)
 """
 
 from __future__ import annotations
