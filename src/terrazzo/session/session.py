@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from os import PathLike
@@ -125,6 +126,7 @@ class Session:
                 log.warning("the model is compiled for each size it meets: %s", error.message)
                 return None
         self.model.release()
+        gc.collect()  # graphs hold each other in circles, and with them weights that were merged
         return made if isinstance(made, Executable) else None
 
     def export(self, path: str | PathLike[str]) -> None:
