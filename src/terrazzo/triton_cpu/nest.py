@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from terrazzo.index import Index, Var, coefficient, maximum, minimum
+from terrazzo.index import Index, Var, coefficient, maximum, minimum, proves_lt
 from terrazzo.loop.conditions import cut_loop
 from terrazzo.loop.ir import Buffer, For, If, Let, Stmt, Store, block
 from terrazzo.scalar import Scalar, call
@@ -96,6 +96,7 @@ def _whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
     if not tests and len(ranges) < 2:
         return None
     facts: list[Scalar] = []
+    tested: set[Index] = set()
     settled: list[Write] = []
     for write in writes:
         index = write.index
@@ -110,9 +111,11 @@ def _whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
             for fact in conjuncts(condition):
                 apart = distance(fact)
                 span = None if apart is None else extremes(apart, ranges)
-                if span is not None and not any(fact is f for f in facts):
+                if span is not None:
                     facts.append(fact)
-                    tests.append(below(span[1], 0))
+                    if span[1] not in tested and not proves_lt(span[1], 0):
+                        tested.add(span[1])
+                        tests.append(below(span[1], 0))
     if not tests:
         return None
     simpler = [replace(w, value=assuming(w.value, facts),

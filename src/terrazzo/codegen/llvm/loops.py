@@ -735,7 +735,8 @@ class VectorLoop:
             guarded = _under_where(stmt.value, code)
             for node in nodes:
                 early = certain or not isinstance(node, Load) or node.source.bounded
-                if self.varies(node) or not early or any(id(c) in varying for c in scalar_children(node)):
+                if self.varies(node) or not early or any(
+                        id(c) in varying for c in scalar_children(node)):
                     varying.add(id(node))
             for node in nodes:
                 if (id(node) not in varying and id(node) not in known
