@@ -105,7 +105,8 @@ def test_if() -> None:
 def test_loop() -> None:
     body = helper.make_graph(
         [node("Add", "a x", "b"), node("Identity", "c", "d"), node("Mul", "b b", "square")], "body",
-        [helper.make_tensor_value_info("i", INT64, ()), helper.make_tensor_value_info("c", BOOL, ()),
+        [helper.make_tensor_value_info("i", INT64, ()),
+         helper.make_tensor_value_info("c", BOOL, ()),
          helper.make_tensor_value_info("a", TensorProto.FLOAT, (2,))],
         [helper.make_tensor_value_info("d", BOOL, ()),
          helper.make_tensor_value_info("b", TensorProto.FLOAT, (2,)),
