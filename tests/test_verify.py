@@ -169,6 +169,11 @@ def test_bits_of_floats_are_not_differentiated() -> None:
     assert str(report)
 
 
+def test_rounding_of_huge_numbers_has_no_slope() -> None:
+    x = np.array([-1e8, 7e9], np.float32)
+    assert str(tz.verify(lambda x: tz.trunc(x), x, kinds=("given",)))
+
+
 def test_errors_of_the_compiler_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(scalars._FLOAT, "mul")
     error = blamed(gelu)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from checking import check, check_gradient, close, draw, from_torch, op, to_torch
 
+import terrazzo as tz
 from terrazzo.dtypes import bool_, float16, float32, int64
 from terrazzo.errors import (
     ArgumentError,
@@ -290,3 +291,9 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
 def test_errors(function: Callable[[], Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         function()
+
+
+def test_scatter_into_nothing() -> None:
+    x = np.ones((4, 0, 3), np.float32)
+    gradient = tz.grad(lambda x: tz.sum(tz.cummin(x, axis=2)))
+    assert gradient(x).shape == x.shape

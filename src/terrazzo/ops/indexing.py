@@ -214,6 +214,8 @@ def _scatter_loops(x: Buffer, out: Buffer, before: Index, steps: Index, after: I
                    write: Callable[[Index, Index, Index], Stmt]) -> Stmt:
     """Copy x, then write `steps` updates in order; what differs in `before` or `after` is
     independent and may run in parallel."""
+    if 0 in (before, steps, after):
+        return copy_loops(x, out)
     blocks = ceildiv(after, _BLOCK)
     task = fresh_axis("task", before * blocks)
     row, start = task.var // maximum(blocks, 1), task.var % maximum(blocks, 1) * _BLOCK
