@@ -174,6 +174,11 @@ def test_rounding_of_huge_numbers_has_no_slope() -> None:
     assert str(tz.verify(lambda x: tz.trunc(x), x, kinds=("given",)))
 
 
+def test_a_slope_beyond_saturation_is_left_open() -> None:
+    x = np.array([8.25, 0.5], np.float32)
+    assert str(tz.verify(lambda x: tz.asin(tz.erf(x)), x, kinds=("given",)))
+
+
 def test_errors_of_the_compiler_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(scalars._FLOAT, "mul")
     error = blamed(gelu)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import terrazzo as tz
 from terrazzo.dtypes import as_dtype, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, trace_scope
@@ -282,3 +283,15 @@ def test_networks_permute_their_input_only(network: Callable[[Any], Any]) -> Non
 def test_layouts_are_settled_after_one_choice() -> None:
     graph = canonicalize(graph_of(joined_branches, weights(2, 3, 8, 8)))[0]
     assert layout(graph) is graph
+
+
+def test_three_axes_do_not_go_back_and_forth(rng: np.random.Generator) -> None:
+    # Of three axes, channels first and last are the same permutation.
+    def program(x: Any, y: Any, z: Any) -> Any:
+        turned = tz.swapaxes(tz.leaky_relu(x), axis1=1, axis2=-1)
+        return tz.softshrink(turned), tz.concat(tz.kl_div(tz.elu(turned), y, reduction="none"), z,
+                                                axis=-1)
+
+    graph, _ = trace(program, [TensorType(s, float32) for s in ((8, 31, 16), (8, 16, 31),
+                                                                (8, 16, 7))])
+    assert canonicalize(graph)[0].outputs[1].shape == (8, 16, 38)

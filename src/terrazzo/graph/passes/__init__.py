@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.passes.algebra import RULES, algebra
 from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.passes.fold import fold_constants
 from terrazzo.graph.passes.inline import inline_composites
-from terrazzo.graph.passes.layout import layout
+from terrazzo.graph.passes.layout import layout, permuted_elements
 from terrazzo.graph.passes.quantized import quantized
 from terrazzo.graph.rewrite import Applied, sweep
 
@@ -21,6 +23,7 @@ def canonicalize(graph: Graph, level: str = "all") -> tuple[Graph, list[Applied]
     Graphs inside nodes (branches, bodies of loops) are brought to the same form.
     """
     log: list[Applied] = []
+    moved: float = math.inf  # elements that permutes move since layouts were last chosen
     while True:
         before = len(log)
         graph = inline_composites(graph, log)
@@ -28,7 +31,11 @@ def canonicalize(graph: Graph, level: str = "all") -> tuple[Graph, list[Applied]
         graph = fold_constants(graph, log)
         graph = common_subexpressions(graph, log)
         graph = algebra(graph, log, level)
-        graph = layout(graph, log, level)
+        applied: list[Applied] = []
+        chosen = layout(graph, applied, level)
+        if applied and (now := permuted_elements(chosen)) < moved:
+            graph, moved = chosen, now
+            log += applied
         if len(log) == before:
             return _canonicalize_inside(graph, level, log), log
 

@@ -7,7 +7,8 @@ two, and a value that is made in one layout and read in the other costs its elem
 finds the cheapest choice of all. So a permute never moves to where it costs more (a second output,
 another large operand). Where the costs are equal, a permute back to channels first moves towards
 the outputs, as what then follows the convolution becomes part of its kernel; everything else stays.
-Each application saves one or the other, so repeating it ends.
+Of three axes both directions are the same permutation, and moving may go on for ever; so whoever
+repeats it goes on only while fewer elements are moved (`permuted_elements`).
 
 `MOVERS` says which operators have a channels-last form, and how each looks then.
 """
@@ -469,6 +470,13 @@ def _apply(name: str, inputs: tuple[Value | None, ...], attrs: Mapping[str, Any]
     assert op.infer is not None
     type: TensorType = op.infer(*(None if v is None else v.type for v in inputs), **attrs)
     return Node(op, inputs, dict(attrs), (type,), where).outputs[0]
+
+
+def permuted_elements(graph: Graph) -> int:
+    """How many elements the permutes of a graph move, those of constants left out."""
+    return sum(_elements(node.types[0].shape) for node in graph.nodes
+               if node.op.name == "permute_dims" and node.inputs[0] is not None
+               and constant_array(node.inputs[0]) is None)
 
 
 def layout(graph: Graph, log: list[Applied] | None = None, level: str = "all") -> Graph:
