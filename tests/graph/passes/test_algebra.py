@@ -262,6 +262,12 @@ def test_float_results_of_integers_keep_their_type() -> None:
     assert_same(run(graph, [INTS])[0], run(after, [INTS])[0])
 
 
+def test_rows_of_nothing_are_not_counted() -> None:
+    x, y = np.ones((9, 4, 2, 0), np.float32), np.ones((0, 4), np.float32)
+    graph = graph_of(lambda x, y: op.batch_matmul(op.reshape(x, shape=(36, 0)), y), (x, y))
+    assert algebra(graph).outputs[0].shape == (36, 4)
+
+
 def test_a_truth_value_has_no_negative() -> None:
     graph = graph_of(lambda x: x * -1, (TRUTHS,))
     assert_same(run(graph, [TRUTHS])[0], run(algebra(graph), [TRUTHS])[0])

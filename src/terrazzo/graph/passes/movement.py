@@ -197,6 +197,8 @@ def _rows_as_they_were(x: Value, y: Value, merged: Value, node: Node) -> Value |
     """A product with one matrix takes rows in any shape, so the reshape may as well come after."""
     if y.ndim != 2 or x.ndim < 2 or node.attrs["transpose_x"] or x.shape[-1] != merged.shape[-1]:
         return None
+    if x.shape[-1] == 0:  # of nothing, any number of rows can be made
+        return None
     product = _op("batch_matmul", x, y, transpose_x=False, transpose_y=node.attrs["transpose_y"])
     return _op("reshape", product, shape=node.types[0].shape)
 
