@@ -20,7 +20,7 @@ from terrazzo.triton_cpu.elementwise import EXPENSIVE, RULES, constant, not_nega
 from terrazzo.triton_cpu.nest import Write, loops
 from terrazzo.triton_cpu.ttir import Block, Module, Op, Type
 from terrazzo.triton_cpu.uses import find_uses, inner_ops, writes_memory
-from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat, unflat
+from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat
 
 # Combining functions of one operation that vector loops know; others are run as they stand.
 NAMED_REDUCTIONS = {
@@ -309,124 +309,6 @@ def _num_programs(lowering: Lowering, op: Op) -> None:
     lowering.define(op, lambda i: value)
 
 
-def _make_range(lowering: Lowering, op: Op) -> None:
-    start = op.attrs["start"]
-    lowering.define(op, lambda i: FromIndex(int32, i[0] + start))
-
-
-def _splat(lowering: Lowering, op: Op) -> None:
-    source = lowering.operand(op, 0)
-    zeros = tuple(0 for _ in source.type.shape)
-    lowering.define(op, lambda i: source.at(zeros))
-
-
-def _broadcast(lowering: Lowering, op: Op) -> None:
-    source = lowering.operand(op, 0)
-    sizes = source.type.shape
-    lowering.define(op, lambda i: source.at(tuple(
-        0 if n == 1 else k for n, k in zip(sizes, i, strict=True))))
-
-
-def _expand_dims(lowering: Lowering, op: Op) -> None:
-    source, axis = lowering.operand(op, 0), op.attrs["axis"]
-    lowering.define(op, lambda i: source.at(i[:axis] + i[axis + 1:]))
-
-
-def _reshape(lowering: Lowering, op: Op) -> None:
-    source, shape = lowering.operand(op, 0), op.type.shape
-    lowering.define(op, lambda i: source.at(unflat(source.type.shape, flat(shape, i))))
-
-
-def _trans(lowering: Lowering, op: Op) -> None:
-    source, order = lowering.operand(op, 0), op.attrs["order"]
-
-    def view(i: Indices) -> Scalar | Pointer:
-        there: list[Index] = [0] * len(order)
-        for new, old in enumerate(order):
-            there[old] = i[new]
-        return source.at(tuple(there))
-
-    lowering.define(op, view)
-
-
-def _join(lowering: Lowering, op: Op) -> None:
-    a, b = (lowering.operand(op, n) for n in (0, 1))
-    lowering.define(op, lambda i: where(
-        call("eq", FromIndex(int64, i[-1]), Const(int64, 0)), a.scalar(i[:-1]), b.scalar(i[:-1])))
-
-
-def _split(lowering: Lowering, op: Op) -> None:
-    source = lowering.operand(op, 0)
-    for number, (name, type_) in enumerate(zip(op.results, op.types, strict=True)):
-        lowering.env[name] = Value(
-            type_, lambda i, n=number: source.at((*i, n)))  # type: ignore[misc]
-
-
-def _cat(lowering: Lowering, op: Op) -> None:
-    a, b = (lowering.operand(op, n) for n in (0, 1))
-    size = a.type.shape[0]
-    buffer = lowering.local("cat", dtype_of(op.type.elem), op.type.count)
-    rest = a.type.count // size
-    for start, part in ((0, a), (size * rest, b)):
-        lowering.emit(lowering.nest(part.type.shape, lambda i, s=start, p=part: [  # type: ignore[misc]
-            Write(buffer, flat(p.type.shape, i) + s, p.scalar(i))]))
-    lowering.env[op.results[0]] = lowering.stored(op.type, buffer)
-
-
-# ---------------------------------------------------------------- memory
-def _addptr(lowering: Lowering, op: Op) -> None:
-    pointers, offsets = (lowering.operand(op, n) for n in (0, 1))
-
-    def moved(i: Indices) -> Pointer:
-        pointer = pointers.pointer(i)
-        step = cast(offsets.scalar(i), int64)
-        if isinstance(pointer.offset, Const) and pointer.offset.value == 0:
-            return Pointer(pointer.buffer, step)
-        return Pointer(pointer.buffer, call("add", pointer.offset, step))
-
-    lowering.define(op, moved)
-
-
-def _load(lowering: Lowering, op: Op) -> None:
-    segments = op.attrs.get("operandSegmentSizes", [1, len(op.operands) > 1, len(op.operands) > 2])
-    pointers = lowering.operand(op, 0)
-    mask = lowering.operand(op, 1) if segments[1] else None
-    other = lowering.operand(op, 1 + segments[1]) if segments[2] else None
-    dtype = dtype_of(op.type.elem)
-
-    def element(i: Indices) -> Scalar:
-        pointer = pointers.pointer(i)
-        value: Scalar = pointer.buffer[pointer.offset]
-        if mask is None:
-            return value
-        fallback = constant(dtype, 0) if other is None else other.scalar(i)
-        return Call(dtype, "where", (mask.scalar(i), value, fallback))
-
-    if op.type.count == 1:
-        value = Value(op.type, element)
-        lowering.materialise(value, "scalar")
-        lowering.env[op.results[0]] = value
-        return
-    value = lowering.define(op, element)
-    lowering.load_pointers[op.results[0]] = op.operands[0]
-    if op.attrs.get("isVolatile"):
-        lowering.materialise(value, "loaded")
-    else:
-        lowering.pending.append((op.results[0], value))
-
-
-def _store(lowering: Lowering, op: Op) -> None:
-    pointers, values = (lowering.operand(op, n) for n in (0, 1))
-    mask = lowering.operand(op, 2) if len(op.operands) > 2 else None
-
-    def writes(i: Indices) -> list[Write]:
-        pointer = pointers.pointer(i)
-        return [Write(pointer.buffer, pointer.offset, values.scalar(i), None,
-                      None if mask is None else mask.scalar(i))]
-
-    lowering.emit(lowering.nest(pointers.type.shape, writes))
-
-
 def _nothing(lowering: Lowering, op: Op) -> None:
     """Assumptions and barriers: there is one thread a program."""
 
@@ -443,14 +325,11 @@ TERMINATORS = frozenset({"tt.return", "scf.yield", "scf.condition", "cf.br", "cf
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(RULES, _elementwise),
     "arith.constant": _constant, "tt.get_program_id": _program_id,
-    "tt.get_num_programs": _num_programs, "tt.make_range": _make_range, "tt.splat": _splat,
-    "tt.unsplat": _splat, "tt.broadcast": _broadcast, "tt.expand_dims": _expand_dims,
-    "tt.reshape": _reshape, "tt.trans": _trans, "tt.join": _join, "tt.split": _split,
-    "tt.cat": _cat, "tt.addptr": _addptr, "tt.load": _load, "tt.store": _store,
+    "tt.get_num_programs": _num_programs,
     "llvm.intr.assume": _nothing, "ttg.barrier": _nothing, "gpu.barrier": _nothing,
     "ub.poison": _poison,
 }
-SINKS: set[str] = {"tt.store", "tt.cat"}
+SINKS: set[str] = set()  # operations that need elements, or write memory
 
 
 def lower(module: Module) -> tuple[Function, list[int]]:
@@ -458,11 +337,19 @@ def lower(module: Module) -> tuple[Function, list[int]]:
 
     Its sizes are the numbers among the arguments, as bits, then the three sizes of the grid.
     """
-    from terrazzo.triton_cpu import lower_atomic, lower_control, lower_dot, lower_reduce
+    from terrazzo.triton_cpu import (
+        lower_atomic,
+        lower_control,
+        lower_dot,
+        lower_memory,
+        lower_reduce,
+        lower_views,
+    )
 
-    for family in (lower_control, lower_reduce, lower_dot, lower_atomic):
+    for family in (lower_control, lower_reduce, lower_dot, lower_atomic, lower_memory,
+                   lower_views):
         HANDLERS.update(family.HANDLERS)
-        SINKS.update(family.HANDLERS)
+        SINKS.update(family.SINKS)
     lowering = Lowering(module)
     entry = module.entry
     blocks = entry.regions[0]

@@ -110,3 +110,4 @@ HANDLERS: dict[str, Handler] = {
     "tt.atomic_rmw": _read_modify_write, "tt.atomic_cas": _compare_and_swap,
     "tt.histogram": _histogram, "tt.gather": _gather,
 }
+SINKS = frozenset(HANDLERS)

@@ -322,3 +322,4 @@ def _call(lowering: Lowering, op: Op) -> None:
 HANDLERS: dict[str, Handler] = {
     "scf.for": _for, "scf.while": _while, "scf.if": _if, "tt.call": _call,
 }
+SINKS = frozenset(HANDLERS)

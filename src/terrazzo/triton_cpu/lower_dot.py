@@ -81,3 +81,4 @@ def _start(lowering: Lowering, c: Value, target: Buffer, wide: DType) -> bool:
 
 
 HANDLERS: dict[str, Handler] = {"tt.dot": _dot}
+SINKS = frozenset(HANDLERS)

@@ -145,3 +145,4 @@ def _scan(lowering: Lowering, op: Op) -> None:
 
 
 HANDLERS: dict[str, Handler] = {"tt.reduce": _reduce, "tt.scan": _scan}
+SINKS = frozenset(HANDLERS)

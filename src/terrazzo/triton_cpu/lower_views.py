@@ -1,0 +1,83 @@
+"""Ranges and views of tiles: the same elements at other indices."""
+
+from __future__ import annotations
+
+from terrazzo.dtypes import int32, int64
+from terrazzo.index import Index
+from terrazzo.scalar import Const, FromIndex, Scalar, call, where
+from terrazzo.triton_cpu.lower import Handler, Lowering
+from terrazzo.triton_cpu.nest import Write
+from terrazzo.triton_cpu.ttir import Op
+from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat, unflat
+
+
+def _make_range(lowering: Lowering, op: Op) -> None:
+    start = op.attrs["start"]
+    lowering.define(op, lambda i: FromIndex(int32, i[0] + start))
+
+
+def _splat(lowering: Lowering, op: Op) -> None:
+    source = lowering.operand(op, 0)
+    zeros = tuple(0 for _ in source.type.shape)
+    lowering.define(op, lambda i: source.at(zeros))
+
+
+def _broadcast(lowering: Lowering, op: Op) -> None:
+    source = lowering.operand(op, 0)
+    sizes = source.type.shape
+    lowering.define(op, lambda i: source.at(tuple(
+        0 if n == 1 else k for n, k in zip(sizes, i, strict=True))))
+
+
+def _expand_dims(lowering: Lowering, op: Op) -> None:
+    source, axis = lowering.operand(op, 0), op.attrs["axis"]
+    lowering.define(op, lambda i: source.at(i[:axis] + i[axis + 1:]))
+
+
+def _reshape(lowering: Lowering, op: Op) -> None:
+    source, shape = lowering.operand(op, 0), op.type.shape
+    lowering.define(op, lambda i: source.at(unflat(source.type.shape, flat(shape, i))))
+
+
+def _trans(lowering: Lowering, op: Op) -> None:
+    source, order = lowering.operand(op, 0), op.attrs["order"]
+
+    def view(i: Indices) -> Scalar | Pointer:
+        there: list[Index] = [0] * len(order)
+        for new, old in enumerate(order):
+            there[old] = i[new]
+        return source.at(tuple(there))
+
+    lowering.define(op, view)
+
+
+def _join(lowering: Lowering, op: Op) -> None:
+    a, b = (lowering.operand(op, n) for n in (0, 1))
+    lowering.define(op, lambda i: where(
+        call("eq", FromIndex(int64, i[-1]), Const(int64, 0)), a.scalar(i[:-1]), b.scalar(i[:-1])))
+
+
+def _split(lowering: Lowering, op: Op) -> None:
+    source = lowering.operand(op, 0)
+    for number, (name, type_) in enumerate(zip(op.results, op.types, strict=True)):
+        lowering.env[name] = Value(
+            type_, lambda i, n=number: source.at((*i, n)))  # type: ignore[misc]
+
+
+def _cat(lowering: Lowering, op: Op) -> None:
+    a, b = (lowering.operand(op, n) for n in (0, 1))
+    size = a.type.shape[0]
+    buffer = lowering.local("cat", dtype_of(op.type.elem), op.type.count)
+    rest = a.type.count // size
+    for start, part in ((0, a), (size * rest, b)):
+        lowering.emit(lowering.nest(part.type.shape, lambda i, s=start, p=part: [  # type: ignore[misc]
+            Write(buffer, flat(p.type.shape, i) + s, p.scalar(i))]))
+    lowering.env[op.results[0]] = lowering.stored(op.type, buffer)
+
+
+HANDLERS: dict[str, Handler] = {
+    "tt.make_range": _make_range, "tt.splat": _splat, "tt.unsplat": _splat,
+    "tt.broadcast": _broadcast, "tt.expand_dims": _expand_dims, "tt.reshape": _reshape,
+    "tt.trans": _trans, "tt.join": _join, "tt.split": _split, "tt.cat": _cat,
+}
+SINKS = frozenset({"tt.cat"})
