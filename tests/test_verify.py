@@ -179,6 +179,31 @@ def test_a_slope_beyond_saturation_is_left_open() -> None:
     assert str(tz.verify(lambda x: tz.asin(tz.erf(x)), x, kinds=("given",)))
 
 
+def test_a_kink_has_no_slope_to_check() -> None:
+    """To the right of 1, x ** ceil(x) is x squared, to the left it is x."""
+    tz.verify(lambda x: tz.power(x, tz.ceil(x)), np.ones(1, np.float32), kinds=("given",))
+
+
+def test_noise_of_an_inverse_near_its_end_is_not_a_slope() -> None:
+    x = np.array([0.3137553334236145, 4.009322643280029, -4.953551769256592], np.float32)
+    tz.verify(lambda x: tz.asin(tz.erf(x)), x, kinds=("given",))
+
+
+def test_nothing_is_read_for_tensors_without_elements() -> None:
+    """A kernel whose result only an empty tensor reads is left out; an empty power is empty."""
+    tz.verify(lambda x: tz.repeat(tz.global_average_pool(x), repeats=2, axis=None),
+              np.ones((0, 2, 5), np.float32), kinds=("given", "symbolic"))
+    tz.verify(lambda x, y: tz.power(y, x), np.array([-7]), np.ones((0, 1), np.int64),
+              kinds=("given",))
+
+
+def test_a_quotient_on_the_fence_may_be_rounded_either_way() -> None:
+    """In float64 it is just below 229.5, in float32 it is 229.5."""
+    x = np.array([0.703125, 0.6328125], np.float32)
+    assert x[1] / (x[0] / np.float32(255)) == 229.5
+    tz.verify(lambda x: tz.dynamic_quantize_linear(x)[0], x, kinds=("given",), dtypes=["float32"])
+
+
 def test_errors_of_the_compiler_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(scalars._FLOAT, "mul")
     error = blamed(gelu)

@@ -21,7 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from terrazzo.dtypes import DType, float64
+from terrazzo.dtypes import DType, float32, float64
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, expand
 from terrazzo.index import Var
@@ -50,6 +50,8 @@ _BACKWARD_STABLE = ("lgamma", "digamma")
 # Where rounding may cost more units in the last place, counting them says nothing.
 WELL_CONDITIONED = 1024.0
 
+# From floats to integers: a rounding on the way may decide for the integer next to it.
+_DECIDING = ("astype", "quantize_linear")
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MOVEMENT = {"reshape": None, "permute_dims": None, "broadcast_to": None, "concat": None,
              "slice": None, "place": None, "take_at": 1, "gather": 1}  # how many inputs are data
@@ -114,7 +116,7 @@ def _node(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]) -> 
     rule = _RULES.get(name, _elementwise if node.op.family == "elementwise" else _sampled)
     if name in _MOVEMENT:
         errors = _moved_errors(node, inputs, dims)
-    elif exact and name != "astype" and not any(t.dtype.is_float for t in node.types):
+    elif exact and name not in _DECIDING and not any(t.dtype.is_float for t in node.types):
         errors = [np.zeros(v.shape) for v in values]
     else:
         errors = rule(node, inputs, values, dims)
@@ -275,6 +277,30 @@ def _bitcast(node: Node, x: Bounded, dims: Mapping[Var, int]) -> list[Bounded]:
     (narrow,) = run_node(node, [x.value.astype(source.dtype.np)], dims)
     unsure = (x.error > 0) | np.isnan(_wide(x.value))  # of a nan, only that it is one is defined
     return [Bounded(exactly(narrow).value, np.where(unsure, np.inf, 0.0))]
+
+
+def _quantized(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+               dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """Inputs are moved by their errors, x also by what its quotient may be rounded by."""
+    (value,) = values
+    x = inputs[0]
+    assert x is not None
+    room = x.error + 2 * float32.eps * _finite(x.value)
+    unknown = ~np.isfinite(room)
+    room = np.where(unknown, 0.0, room)
+    ways: list[tuple[Any, ...]] = [(_wide(x.value) + room, _wide(x.value) - room)]
+    for b in inputs[1:]:
+        if b is None or b.exact:
+            ways.append((None if b is None else b.value,))
+        elif b.value.dtype.kind == "f" and np.isfinite(b.error).all():
+            ways.append((b.value + b.error, b.value - b.error))
+        else:  # a scale or zero point that is not known: nothing is
+            unknown, ways = np.ones(value.shape, bool), [*ways, (b.value,)]
+    error = np.zeros(value.shape)
+    for corner in itertools.product(*ways):
+        (other,) = _run(node, corner, dims)
+        error = np.maximum(error, _deviation(other, value))
+    return [np.where(unknown, np.inf, error)]
 
 
 # ---------------------------------------------------------------- reductions and contractions
@@ -488,7 +514,7 @@ _RULES: dict[str, Rule] = {
     "sum": _sum, "prod": _prod, "max": _extreme, "min": _extreme, "any": _extreme,
     "all": _extreme, "cumulative": _cumulative, "linear_recurrence": _linear_recurrence,
     "batch_matmul": _contraction, "convolve": _contraction, "sort_pairs": _sorted,
-    "top_few": _sorted,
+    "top_few": _sorted, "quantize_linear": _quantized,
 }  # fmt: skip
 
 

@@ -430,8 +430,9 @@ def check_gradient(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Ge
                    ) -> Difference | None:
     """Hold the derivative of a graph against central differences in float64.
 
-    The difference quotient is taken at two steps; how far the two are apart says how much of it
-    can be trusted (Richardson), and points where the function is not smooth drop out that way.
+    The difference quotient is taken at three steps; how far they are apart says how much of it
+    can be trusted (Richardson). A kink shows in the slopes to the right and to the left: smooth
+    functions let them meet as the step shrinks, and points where they do not meet drop out.
     None when the graph has no gradient.
     """
     try:
@@ -449,8 +450,8 @@ def check_gradient(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Ge
     stairs = any(n.op.name in _STAIRS for n in inlined(graph).nodes)
     started = time.perf_counter()
     base = graph_evaluate.run(graph, wide, wide=True)
-    # Four runs for each index: of a graph whose reference is slow, few are looked at.
-    patience = 1 + int(_PATIENCE / (4 * max(time.perf_counter() - started, 1e-6)))
+    # Six runs for each index: of a graph whose reference is slow, few are looked at.
+    patience = 1 + int(_PATIENCE / (6 * max(time.perf_counter() - started, 1e-6)))
     weights = [rng.uniform(0.5, 1.5, base[i].shape) for i in carriers]
     found = graph_evaluate.run(backward, [*wide, *weights], wide=True)
 
@@ -462,18 +463,22 @@ def check_gradient(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Ge
         terms = [results[i] * w for i, w in zip(carriers, weights, strict=True)]
         return float(sum(t.sum() for t in terms)), float(sum(np.abs(t).sum() for t in terms))
 
+    centre = float(sum((base[i] * w).sum() for i, w in zip(carriers, weights, strict=True)))
     worst = Difference()
     for place, gradient in zip(places, found, strict=True):
         for index in _some_indices(gradient.shape, rng)[:patience]:
             step = _STEP * max(1.0, abs(float(wide[place][index])))
             if step > _SMALLEST_STAIR and stairs:
                 continue
-            quotients, size = [], 0.0
-            for h in (step, 2 * step):
+            quotients, bends, size = [], [], 0.0
+            for h in (step, 2 * step, 4 * step):
                 (up, a), (down, b) = loss(place, index, h), loss(place, index, -h)
                 quotients.append((up - down) / (2 * h))
+                bends.append((up - 2 * centre + down) / h)
                 size = max(a, b)
-            doubt = abs(quotients[0] - quotients[1]) * 4 + 64 * np.finfo(float).eps * size / step
+            kink = abs(2 * bends[0] - bends[1])
+            doubt = (4 * (max(quotients) - min(quotients)) + kink
+                     + 64 * np.finfo(float).eps * size / step)
             got, want = float(gradient[index]), quotients[0]
             room = doubt + 1e-6 * abs(want)
             if want == 0 and np.isinf(got):

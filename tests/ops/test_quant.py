@@ -80,6 +80,8 @@ def test_the_type_is_that_of_the_zero_point_or_as_asked_or_bytes() -> None:
     assert op("quantize_linear")(x, scale, np.int8(1)).dtype == np.int8
     with pytest.raises(DTypeError, match="zero point of type int8"):
         op("quantize_linear")(x, scale, np.int8(1), dtype="uint8")
+    with pytest.raises(DTypeError, match="got a scale of type int64"):
+        evaluate(op("dequantize_linear"), np.ones(3, np.uint8), np.ones((), np.int64))
     with pytest.raises(DTypeError, match="cannot make float16"):
         op("quantize_linear")(x, scale, dtype="float16")
 

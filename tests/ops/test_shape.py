@@ -82,6 +82,7 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any], Callable[[np.ndarray], A
     ("repeat", (2, 3), {"repeats": 2}, lambda x: np.repeat(x, 2)),
     ("tril", (2, 4, 5), {"k": 1}, lambda x: np.tril(x, 1)),
     ("triu", (5, 4), {"k": -1}, lambda x: np.triu(x, -1)),
+    ("sliding_window", (3, 2), {"size": 4}, lambda x: np.empty((3, 0, 4), x.dtype)),
     ("sliding_window", (3, 9), {"size": 4, "step": 2},
      lambda x: np.lib.stride_tricks.sliding_window_view(x, 4, -1)[:, ::2]),
 ]

@@ -37,6 +37,8 @@ def compute_tensor(tensor: Tensor, memory: Mapping[Tensor, np.ndarray],
                    dims: Mapping[Var, int]) -> np.ndarray:
     """All elements of one computed tensor."""
     shape = tuple(int(evaluate(n, dict(dims))) for n in tensor.shape)
+    if 0 in shape:
+        return np.zeros(shape, tensor.dtype.np)
     grids: dict[Var, Any] = dict(dims)
     rank = len(shape)
     for d, (axis, size) in enumerate(zip(tensor.axes, shape, strict=True)):

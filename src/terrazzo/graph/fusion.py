@@ -134,8 +134,10 @@ class _Fuser:
                 self.readers.setdefault(source, []).append(cluster)
         wanted = {v for u in self.units if isinstance(u, Group) for v in u.inputs}
         self.roots |= {self.root(v) for v in (*wanted, *self.outputs, *self.aliases)}
-        groups = [u if isinstance(u, Group) else self.group(u) for u in self.ordered()]
-        return Fused(self.graph, tuple(groups), self.aliases, self.constants)
+        groups = (u if isinstance(u, Group) else self.group(u) for u in self.ordered())
+        # What is read only by tensors without elements is read by nobody.
+        return Fused(self.graph, tuple(g for g in groups if g.outputs), self.aliases,
+                     self.constants)
 
     def place(self, value: Value, name: str) -> Tensor:
         """A value that lies in memory when its consumers run."""

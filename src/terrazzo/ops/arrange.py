@@ -167,7 +167,7 @@ def repeat(x: Any, *, repeats: Any, axis: int | None = None) -> Any:
 def sliding_window(x: Any, *, size: int, step: int = 1, axis: int = -1) -> Any:
     """windows of x along an axis, which becomes the windows' axis; their elements come last"""
     axis = normalize_axis(axis, x.ndim)
-    count = (x.shape[axis] - size) // step + 1
+    count = maximum((x.shape[axis] - size) // step + 1, 0)  # none, where none fits
     starts = reshape(arange(start=count) * step, shape=(count, 1))
     windows = operator_named("take")(x, starts + arange(start=size), axis=axis)
     return moveaxis(windows, source=axis + 1, destination=-1)

@@ -75,6 +75,13 @@ def _check_parameter(name: str, x: TensorType, given: TensorType | None, axis: i
                                         "block_size one for each block of it")
 
 
+def _check_scale(name: str, scale: TensorType | None) -> None:
+    """Complain about a scale that is not a real number."""
+    if scale is not None and not scale.dtype.is_float:
+        raise DTypeError(f"{name} got a scale of type {scale.dtype.name}", where=user_location(),
+                         hint="scales are floating-point numbers")
+
+
 def _parameter(given: Tensor, indices: tuple[Index, ...], axis: int, block_size: int) -> Scalar:
     """The scale or zero point of the element at `indices`."""
     if all(n == 1 for n in given.shape):
@@ -111,6 +118,7 @@ def _quantize_type(x: TensorType, scale: TensorType | None, zero: TensorType | N
     if not _fits(target):
         raise DTypeError(f"quantize_linear cannot make {target.name}", where=user_location(),
                          hint="it makes integers of up to 16 bits and floats of up to 8")
+    _check_scale("quantize_linear", scale)
     for given in (scale, zero):
         _check_parameter("quantize_linear", x, given, axis, block_size)
     return TensorType(x.shape, target)
@@ -194,6 +202,7 @@ def saturated(value: Scalar, offset: Scalar | None, target: DType) -> Scalar:
 
 def _dequantize_type(x: TensorType, scale: TensorType, zero: TensorType | None, *, dtype: Any,
                      axis: int, block_size: int) -> TensorType:
+    _check_scale("dequantize_linear", scale)
     for given in (scale, zero):
         _check_parameter("dequantize_linear", x, given, axis, block_size)
     return TensorType(x.shape, scale.dtype if dtype is None else as_dtype(dtype))
