@@ -480,12 +480,16 @@ _SAMPLES = 4
 
 def _sampled(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
              dims: Mapping[Var, int]) -> list[np.ndarray]:
-    """Any other operator: errors of random sign are tried (Monte Carlo arithmetic, Parker)."""
+    """Any other operator: errors of random sign are tried (Monte Carlo arithmetic, Parker).
+
+    Integers made from inexact numbers are decisions, of which samples miss some: all stay open.
+    """
     errors = [np.zeros(v.shape) for v in values]
     given = [b for b in inputs if b is not None]
     if not all(b.exact for b in given):
         if any(not np.isfinite(b.error).all() for b in given) or any(
-                b.value.dtype.kind != "f" and not b.exact for b in given):
+                b.value.dtype.kind != "f" and not b.exact for b in given) or not all(
+                t.dtype.is_float for t in node.types):
             return [np.full(v.shape, np.inf) for v in values]
         rng = np.random.default_rng(len(given))
         for _ in range(_SAMPLES):

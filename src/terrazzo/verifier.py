@@ -483,7 +483,7 @@ def check_gradient(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Ge
             room = doubt + 1e-6 * abs(want)
             if want == 0 and np.isinf(got):
                 continue  # saturated in float64: an infinite slope met one that has vanished
-            if not np.isfinite(want) or doubt > 1e-2 * (1.0 + abs(want)):
+            if not np.isfinite(want + doubt) or doubt > 1e-2 * (1.0 + abs(want)):
                 continue
             worst = replace(worst, share=max(worst.share, abs(got - want) / room),
                             checked=worst.checked + 1)

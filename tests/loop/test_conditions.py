@@ -33,6 +33,8 @@ CONDITIONS = {
     "from": call("ge", index(J - 3), as_scalar(0)),
     "of the outer loop": call("lt", index(I), as_scalar(4)),
     "two": call("and", call("ge", index(J), index(I)), call("lt", index(J), index(I + 7))),
+    "one column": call("and", call("ge", index(J), as_scalar(39)), call("ge", index(J), index(I))),
+    "all but one": call("or", call("ge", index(J), as_scalar(1)), call("ge", index(J), index(I))),
     "not": call("not", call("lt", index(J), as_scalar(8))),
     "never": call("lt", index(J), as_scalar(-5)),
     "either": call("or", call("lt", index(J), as_scalar(8)), call("ge", index(I), as_scalar(5))),

@@ -158,10 +158,12 @@ def _folded(node: Call) -> Scalar | None:
 
 
 def _between(loop: For, lo: Index, hi: Index) -> For:
-    """The loop over a part of its range; its variable learns the new bounds."""
+    """The loop over a part of its range; its variable learns the new bounds, or is a number."""
     if proves_le(hi, lo):
         return replace(loop, lo=lo, hi=lo)
     low, top = bounds(lo)[0], bounds(hi - 1)[1]
     var = Var(loop.var.name, loop.var.lo if low is None else low,
               top if low is None or top is None else max(low, top))
-    return replace(loop, var=var, lo=lo, hi=hi, body=substitute_vars(loop.body, {loop.var: var}))
+    known: Index = var if var.lo is None or var.lo != var.hi else var.lo
+    return replace(loop, var=var, lo=lo, hi=hi,
+                   body=substitute_vars(loop.body, {loop.var: known}))
