@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import numpy as np
 from terrazzo.chips import cpu_schedule, cpu_templates
 from terrazzo.chips.cpu import host
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm import jit
+from terrazzo.codegen.llvm import jit, worker
 from terrazzo.codegen.llvm.program import Argument, Call, module_text
 from terrazzo.errors import ArtifactError
 from terrazzo.expr.ir import Program, Tensor
@@ -37,7 +35,7 @@ from terrazzo.loop.packing import Packing
 from terrazzo.loop.simplify import simplify
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.artifact import Artifact, Constant, Strides
-from terrazzo.runtime.cache import array_digests, default_cache, make_key
+from terrazzo.runtime.cache import array_digests, default_cache, make_key, source_stamp
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.plan import MemoryPlan, plan_memory
 from terrazzo.shapes import num_elements
@@ -265,22 +263,9 @@ def _opaque(program: Program) -> Function:
 
 
 # ---------------------------------------------------------------- compiling, with the cache
-@lru_cache(maxsize=1)
-def _source_stamp() -> str:
-    """Changes whenever a file of the package does, so that a developer never runs stale code."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for folder, _, files in sorted(os.walk(root)):
-        for name in sorted(files):
-            if name.endswith(".py"):
-                info = os.stat(os.path.join(folder, name))
-                digest.update(f"{name} {info.st_size} {info.st_mtime_ns}".encode())
-    return digest.hexdigest()
-
-
 def graph_key(graph: Graph, chip: ChipSpec, strides: Strides = ()) -> str:
     """What a compiled graph depends on, as a cache key."""
-    return make_key(_source_stamp(), str(knobs.code_key), graph_text(graph), str(strides),
+    return make_key(source_stamp(), str(knobs.code_key), graph_text(graph), str(strides),
                     chip=chip)
 
 
@@ -322,6 +307,11 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides =
     return Executable(artifact)
 
 
+def compiling_elsewhere() -> AbstractContextManager[None]:
+    """Inside, object code is made by another process, and LLVM stays out of this one."""
+    return worker.elsewhere()
+
+
 def load_compiled(key: str) -> Executable | None:
     """What was compiled under a key, if the cache still has it."""
     cache = default_cache()
@@ -338,7 +328,7 @@ def load_compiled(key: str) -> Executable | None:
 
 def model_key(*parts: str) -> str:
     """A cache key for a model by its digest and what it was compiled with."""
-    return make_key(_source_stamp(), str(knobs.code_key), "model", *parts, chip=host())
+    return make_key(source_stamp(), str(knobs.code_key), "model", *parts, chip=host())
 
 
 def _dump(lowering: Lowering) -> None:

@@ -9,6 +9,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -72,15 +74,25 @@ def llvmlite_version() -> str:
     return str(llvmlite.__version__)
 
 
+_QUESTION = """
+import llvmlite.binding as llvm
+known = {"name": llvm.get_host_cpu_name(), "triple": llvm.get_process_triple(),
+         "features": dict(llvm.get_host_cpu_features())}
+"""
+
+
 def _ask_llvm() -> dict[str, Any]:
     """LLVM's name, triple and features of the host; remembered for processes to come."""
-    import llvmlite.binding as llvm
-
-    known = {
-        "name": llvm.get_host_cpu_name(),
-        "triple": llvm.get_process_triple(),
-        "features": dict(llvm.get_host_cpu_features()),
-    }
+    answer: dict[str, Any] = {}
+    if "llvmlite.binding" not in sys.modules:  # 40 MB that a process with compiled code can spare
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+            asked = subprocess.run(
+                [sys.executable, "-c", f"{_QUESTION}import json\nprint(json.dumps(known))"],
+                capture_output=True, check=True, timeout=60)
+            answer["known"] = json.loads(asked.stdout)
+    if not answer:
+        exec(_QUESTION, answer)
+    known: dict[str, Any] = answer["known"]
     path = _host_file()
     if path:
         text = json.dumps(known)

@@ -63,6 +63,18 @@ def _versions() -> bytes:
     return f"terrazzo {__version__} llvmlite {llvmlite_version()} layout {_VERSION}".encode()
 
 
+@lru_cache(maxsize=1)
+def source_stamp() -> str:
+    """Changes whenever a file of the package does, so that a developer never runs stale code."""
+    digest = hashlib.sha256()
+    for folder, _, files in sorted(os.walk(Path(__file__).parent.parent)):
+        for name in sorted(files):
+            if name.endswith(".py"):
+                info = os.stat(os.path.join(folder, name))
+                digest.update(f"{name} {info.st_size} {info.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
 _digests: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
 _HASHED_AT_ONCE = 1 << 22  # bytes: below this, threads cost more than they save
 

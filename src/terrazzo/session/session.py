@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering, compile_graph, inlined, load_compiled, model_key
+from terrazzo.compiler import (
+    Lowering,
+    compile_graph,
+    compiling_elsewhere,
+    inlined,
+    load_compiled,
+    model_key,
+)
 from terrazzo.errors import CompileError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx import convert
 from terrazzo.frontends.onnx.export import export
@@ -113,6 +120,7 @@ class Session:
             known = load_compiled(key)
             if known is not None:
                 return known
+        with knobs.override(opt_level=self.level), compiling_elsewhere():
             imported = self.imported
             if imported is None or imported.put_off or set(imported.outputs) != {
                     o.name for o in self.outputs}:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen import elf
+from terrazzo.codegen.llvm import worker
 from terrazzo.errors import ArtifactError, CodegenError
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Library:
 
 def compile_object(ir_text: str, chip: ChipSpec, opt: OptLevel = "light") -> bytes:
     """Compile one module of LLVM IR for a chip, giving the bytes of a relocatable object file."""
+    code = worker.compiled_elsewhere(ir_text, chip, opt)
+    if code is not None:
+        return code
     with _compile_lock:
         module = _optimized_module(ir_text, chip, opt)
         return bytes(_target_machine(_target_key(chip)).emit_object(module))
