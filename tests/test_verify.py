@@ -204,6 +204,34 @@ def test_a_quotient_on_the_fence_may_be_rounded_either_way() -> None:
     tz.verify(lambda x: tz.dynamic_quantize_linear(x)[0], x, kinds=("given",), dtypes=["float32"])
 
 
+@pytest.mark.parametrize("program, x", [
+    (lambda x: tz.atan2(tz.fmod(x, x), tz.fmod(x, x)), [1.0]),
+    (lambda x: tz.atan(tz.lgamma(tz.ceil(x))), [0.67, -0.76]),
+    (lambda x: tz.nan_to_num(tz.square(x), nan=0.0), [0.2, np.nan]),
+])
+def test_zero_times_an_undefined_slope_is_left_open(program: Any, x: list[float]) -> None:
+    tz.verify(program, np.array(x, np.float32), kinds=("given",))
+
+
+def test_numpys_habits_are_not_the_yardstick() -> None:
+    """A root for the power of a half; half types sorted with nan in the middle; det of inf."""
+    tz.verify(lambda x: tz.power(x, 0.5), np.array([88, -0.75, -np.inf], np.float32),
+              kinds=("given",), levels=("graph", "expr", "loop", "code"))
+    rows = np.array([[1], [np.nan], [-1], [0.5], [np.nan], [0.25]], ml_dtypes.bfloat16)
+    tz.verify(lambda x: tz.rank_rows(x)[1], rows, kinds=("given",))
+    tz.verify(lambda x: tz.det(x), np.array([[0, -np.inf], [0, np.inf]], np.float32),
+              kinds=("given",), levels=("graph", "expr", "loop", "code"))
+
+
+def test_a_determinant_that_cancels_is_held_against_its_matrix() -> None:
+    x = np.array([[46.776806528743876, -58.69060225350661],
+                  [-22.977173764707594, 28.829333731995867]])
+    tz.verify(lambda x: tz.det(x), x, kinds=("given",), dtypes=["float64"])
+    graph, _ = trace(lambda x: tz.det(x), [TensorType((2, 2), float64)], name="det")
+    (bounded,) = (error_bounds.run(graph, [x])[v] for v in graph.outputs)
+    assert 1e-13 < float(bounded.error) < 1e-10
+
+
 def test_errors_of_the_compiler_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(scalars._FLOAT, "mul")
     error = blamed(gelu)

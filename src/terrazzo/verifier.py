@@ -481,8 +481,8 @@ def check_gradient(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Ge
                      + 64 * np.finfo(float).eps * size / step)
             got, want = float(gradient[index]), quotients[0]
             room = doubt + 1e-6 * abs(want)
-            if want == 0 and np.isinf(got):
-                continue  # saturated in float64: an infinite slope met one that has vanished
+            if want == 0 and not np.isfinite(got):
+                continue  # by the chain rule 0 times what is infinite or undefined, as in PyTorch
             if not np.isfinite(want + doubt) or doubt > 1e-2 * (1.0 + abs(want)):
                 continue
             worst = replace(worst, share=max(worst.share, abs(got - want) / room),

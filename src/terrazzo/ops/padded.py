@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import bool_, float32, int64
+from terrazzo.dtypes import as_dtype, bool_, float32, int64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
@@ -122,6 +122,8 @@ def _rank_type(x: TensorType) -> tuple[TensorType, TensorType]:
 
 
 def _rank_numpy(x: np.ndarray, *, out: Any) -> tuple[np.ndarray, np.ndarray]:
+    if as_dtype(x.dtype).is_float:
+        x = x.astype(np.float64)  # half types do not sort nan to the end
     order = np.arange(len(x))
     for column in range(x.shape[1] - 1, -1, -1):
         order = order[np.argsort(x[order, column], kind="stable")]
