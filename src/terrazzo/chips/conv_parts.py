@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from terrazzo.chips.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType
 from terrazzo.expr.convolution import Convolution, Space, loads_outside
@@ -13,7 +14,6 @@ from terrazzo.expr.lower import storage_size
 from terrazzo.expr.plan import fresh_name
 from terrazzo.index import (
     Index,
-    IndexExpr,
     Var,
     bounds,
     ceildiv,
@@ -22,7 +22,7 @@ from terrazzo.index import (
     minimum,
     substitute,
 )
-from terrazzo.loop.ir import Buffer, For, Function, Stmt
+from terrazzo.loop.ir import Buffer, Function, Stmt
 from terrazzo.loop.packing import Packing
 from terrazzo.loop.window_tile import Finish, Pixels
 from terrazzo.scalar import (
@@ -44,28 +44,6 @@ IN_REGISTERS = 12
 
 Values = Mapping[Var, Index]
 Place = tuple[Buffer, Index]
-
-
-class Names:
-    """Names for index expressions: each is computed once, by a loop that runs once."""
-
-    def __init__(self, kernel: ConvKernel):
-        self.kernel = kernel
-        self.bound: list[tuple[Var, Index]] = []
-
-    def __call__(self, name: str, value: Index, most: int | None = None) -> Index:
-        """A variable for a value that is not negative (and at most `most`); numbers stay."""
-        if not isinstance(value, IndexExpr) or isinstance(value, Var):
-            return value
-        var = Var(self.kernel.fresh(name), 0, bounds(value)[1] if most is None else most)
-        self.bound.append((var, value))
-        return var
-
-    def around(self, body: Stmt) -> Stmt:
-        """A statement that uses the names."""
-        for var, value in reversed(self.bound):
-            body = For(var, value, value + 1, body)
-        return body
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,9 +22,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from terrazzo.chips.conv_parts import ConvKernel, Names, Place, Values
+from terrazzo.chips.conv_parts import ConvKernel, Place, Values
 from terrazzo.chips.conv_shape import choose_tile
 from terrazzo.chips.cpu_depthwise import Depthwise, keeps_channels_apart
+from terrazzo.chips.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import float32, float64
 from terrazzo.expr.convolution import NO_SPACE, Convolution, match_convolution
@@ -267,7 +268,7 @@ class _Dense(ConvKernel):
         """All weights in panels, in parallel."""
         conv, nr = self.conv, self.nr
         taps = math.prod(s.taps for s in self.spaces)
-        task, names = self.var("task"), Names(self)
+        task, names = self.var("task"), Names(self.fresh)
         group = names("group", task // (self.panels * taps))
         panel = names("panel", task // taps % self.panels)
         tap = names("tap", task % taps)
@@ -289,7 +290,7 @@ class _Dense(ConvKernel):
 
     def tasks(self, weights: Buffer) -> Stmt:
         """One task for each member of the batch, group, strip and range of panels."""
-        conv, names = self.conv, Names(self)
+        conv, names = self.conv, Names(self.fresh)
         task = self.var("task")
         outer = self.spaces[:-2]
         strips = ceildiv(self.tiles if self.by_columns else self.row.extent, self.strip)
@@ -320,7 +321,7 @@ class _Dense(ConvKernel):
     def task(self, weights: Buffer, values: dict[Var, Index], member: Index, group: Index,
              panels: Index, strip: Index) -> Stmt:
         """A strip of pixels under all panels of a range."""
-        names = Names(self)
+        names = Names(self.fresh)
         first_tile: Index = 0
         y: Index = 0
         rows, tiles = self.row.extent, self.tiles
@@ -349,7 +350,7 @@ class _Dense(ConvKernel):
         number = self.var("number", self.range)
 
         def panel(number: Index, live: int) -> Stmt:
-            inner = Names(self)
+            inner = Names(self.fresh)
             which = inner("panel", panels + number)
             b = inner("b", (group * self.panels + which) * (self.depth * self.nr))
             output = inner("output", group * self.share + which * self.nr)
@@ -397,7 +398,7 @@ class _Dense(ConvKernel):
             steps.insert(0, size)
             size = size * space.taps
         scratch = Buffer(self.fresh("rows"), self.wide, size)
-        names = Names(self)
+        names = Names(self.fresh)
         at: Index = start
         to: Index = 0
         loops: list[tuple[Var, Index, Index]] = []
@@ -410,7 +411,7 @@ class _Dense(ConvKernel):
                                 self.row_step, self.rows_of(rows))
         left, right = self.inside(names, column.below, column.before - x * column.stride,
                                   column.size, self.column_step, columns)
-        inner = Names(self)
+        inner = Names(self.fresh)
         here = inner("from", at + line_number * (self.row_step * row.step) + left * (
             self.column_step * column.step))
         there = inner("to", to + line_number * line)
@@ -487,7 +488,7 @@ class _Dense(ConvKernel):
             return self.row_of_tiles(strip, tile)
 
         def single(line: Index) -> Stmt:
-            names = Names(self)
+            names = Names(self.fresh)
             taps = self.taps(names, row, strip.y + line)
             return names.around(tiles_of(line, 1, taps))
 
@@ -531,7 +532,7 @@ class _Dense(ConvKernel):
         """
         chunk, down, row, nr = self.shape.chunk, self.shape.down, self.row, self.nr
         source = strip.source
-        names = Names(self)
+        names = Names(self.fresh)
         loops: list[tuple[Var, Index, Index]] = []
         a: Index = 0
         b: Index = 0
@@ -597,7 +598,7 @@ class _Dense(ConvKernel):
                                 make(self.tile_start(smaller), across - 1)))
             return block(*code)
         # One tile for each bit of the number of pixels left: few shapes, little code.
-        names = Names(self)
+        names = Names(self.fresh)
         left = names("left", self.column.extent % across, across - 1)
         begin = self.larger * across
         bits = [If(call("eq", as_scalar(left // size % 2), 1),
@@ -613,7 +614,7 @@ class _Dense(ConvKernel):
              ) -> Stmt:
         """One register tile; `a` is where its taps begin, seen from its first pixel."""
         conv, nr, source = self.conv, self.nr, strip.source
-        names = Names(self)
+        names = Names(self.fresh)
         at = names("column", column)
         here = self.pixel(strip, line, at)
         a = a + source.start + line * source.positions[-2] + (at - strip.x) * source.positions[-1]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from terrazzo.chips.conv_parts import ConvKernel, Names, Values
+from terrazzo.chips.conv_parts import ConvKernel, Values
+from terrazzo.chips.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.expr.convolution import NO_SPACE, Convolution
 from terrazzo.expr.ir import Program, Tensor
@@ -104,7 +105,7 @@ class Depthwise(ConvKernel):
     # ------------------------------------------------------------ tasks
     def tasks(self, weights: Buffer) -> Stmt:
         """One task for each row of pixels."""
-        conv, names = self.conv, Names(self)
+        conv, names = self.conv, Names(self.fresh)
         task = self.var("task")
         values: dict[Var, Index] = {}
         left: Index = task
@@ -158,7 +159,7 @@ class Depthwise(ConvKernel):
         def edge(first: Index, end: Index) -> Stmt | None:
             if first is end or first == end:
                 return None
-            at, names = self.var("edge"), Names(self)
+            at, names = self.var("edge"), Names(self.fresh)
             tap, count = self.taps(names, space, at)
             clipped = [*levels, (count, space.dilation * space.step, self.w_steps[-1])]
             a = names("a", start + (at * space.stride + tap * space.dilation) * space.step)
@@ -168,7 +169,7 @@ class Depthwise(ConvKernel):
                     weights, b, a, values, at, clipped, 1, channel, nr, live))))
 
         def inside(at: Index, across: int) -> Stmt:
-            names = Names(self)
+            names = Names(self.fresh)
             a = names("a", start + at * (space.stride * space.step))
             return names.around(self.by_channels(
                 self.vectors, lambda channel, nr, live: self.tile(

@@ -20,9 +20,9 @@ each block of a panel right after its last sum, while the block is in the cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
+from terrazzo.chips.kernel_parts import Names, Place, digits, grain_of, is_below, product_of
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType, float32, float64
 from terrazzo.expr.ir import Program, Tensor
@@ -31,7 +31,6 @@ from terrazzo.expr.matmul import Factor, MatrixProduct, match_product
 from terrazzo.expr.plan import fresh_name
 from terrazzo.index import (
     Index,
-    IndexExpr,
     Var,
     bounds,
     ceildiv,
@@ -99,7 +98,7 @@ def lower_contraction(program: Program, chip: ChipSpec,
     product = match_product(program)
     if product is None or not _is_supported(product):
         return None
-    return _Gemm(program, product, chip, constants).function()
+    return Gemm(program, product, chip, constants).function()
 
 
 def _is_supported(product: MatrixProduct) -> bool:
@@ -111,26 +110,11 @@ def _is_supported(product: MatrixProduct) -> bool:
         load.dtype.compute is wide and load.dtype.bits == 16) for load in loads)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a matrix lies: element (i, j) of it is at `at + i*outer + j*inner`."""
-
-    buffer: Buffer
-    at: Index
-    outer: Index
-    inner: Index
-
-    def moved(self, rows: Index, columns: Index) -> _Place:
-        """The matrix from another row and column on."""
-        return _Place(self.buffer, self.at + rows * self.outer + columns * self.inner, self.outer,
-                      self.inner)
-
-
-PlaceOf = Callable[[Values], _Place]
+PlaceOf = Callable[[Values], Place]
 Pass = Callable[[Index, Index, bool, "Scalar | bool"], Stmt]
 
 
-class _Gemm:
+class Gemm:
     """One kernel in the making."""
 
     def __init__(self, program: Program, product: MatrixProduct, chip: ChipSpec,
@@ -141,7 +125,7 @@ class _Gemm:
         self.row_var = None if product.row is None else product.row.var
         self.m: Index = 1 if product.row is None else product.row.extent
         self.n, self.k = product.column.extent, product.k.extent
-        self.batch = _product(a.extent for a in product.batch)
+        self.batch = product_of(a.extent for a in product.batch)
         self.lanes = chip.lanes(self.wide.bits)
         self.registers = 32 if chip.vector_registers >= 32 else 16
         self.can_pack = self.is_constant_matrix(product.b, constants)
@@ -275,9 +259,9 @@ class _Gemm:
         return number
 
     def members(self, factor: Factor) -> Index:
-        return _product(a.extent for a in self.product.batch_of(factor))
+        return product_of(a.extent for a in self.product.batch_of(factor))
 
-    def in_place(self, factor: Factor, values: Values) -> _Place:
+    def in_place(self, factor: Factor, values: Values) -> Place:
         """A factor where it lies in memory: rows of A, or columns of B, by k."""
         side = self.row_var if factor is self.product.a else self.product.column.var
         load, address = factor.load, factor.address
@@ -287,9 +271,9 @@ class _Gemm:
         start = {**values, self.product.k.var: 0}
         if side is not None:
             start[side] = 0
-        return _Place(self.buffers[load.source], substitute(address, start), outer, inner)
+        return Place(self.buffers[load.source], substitute(address, start), outer, inner)
 
-    def columns(self, lets: _Lets, first: Index, width: int) -> Index:
+    def columns(self, lets: Names, first: Index, width: int) -> Index:
         """How many of `width` columns there are from `first` on."""
         if isinstance(self.n, int) and self.n % width == 0:
             return width
@@ -335,10 +319,10 @@ class _Gemm:
         return Packing(load.dtype if narrow else self.wide, self.nr, steps(product.column),
                        (steps(product.k),), tuple(map(steps, product.batch_of(factor))), start)
 
-    def packed_panel(self, packed: Buffer, matrix: Index, panel: Index, start: Index) -> _Place:
+    def packed_panel(self, packed: Buffer, matrix: Index, panel: Index, start: Index) -> Place:
         """A panel of packed B from some step of k on."""
         panels = ceildiv(self.n, self.nr)
-        return _Place(packed, ((matrix * panels + panel) * self.k + start) * self.nr, self.nr, 1)
+        return Place(packed, ((matrix * panels + panel) * self.k + start) * self.nr, self.nr, 1)
 
     def next_share(self, rows: Index) -> Index:
         """How much of the next panel each step of k asks for, so that all of it is in time."""
@@ -362,8 +346,8 @@ class _Gemm:
         copy = self.a_copy
         lines, length = (self.k, self.m) if by_k else (self.m, self.k)
         line, at = self.var("line"), self.var("at", length)
-        lets = _Lets(self)
-        values = _digits(lets("matrix", line // lines), product.batch_of(factor))
+        lets = Names(self.fresh)
+        values = digits(lets("matrix", line // lines), product.batch_of(factor))
         index = lets("index", line % lines)
         values[k_var] = index if by_k else at
         if self.row_var is not None:
@@ -371,20 +355,20 @@ class _Gemm:
         value = cast(self.on_buffers(factor.value, values), self.wide)
         fill = For(line, 0, self.members(factor) * lines, lets.around(
             For(at, 0, length, Store(copy, line * length + at, value), "vector")),
-            "parallel", _grain(_PACK_ELEMENTS, length))
+            "parallel", grain_of(_PACK_ELEMENTS, length))
 
-        def place(values: Values) -> _Place:
+        def place(values: Values) -> Place:
             start = self.member(factor, values) * self.m * self.k
-            return _Place(copy, start, *((1, self.m) if by_k else (self.k, 1)))
+            return Place(copy, start, *((1, self.m) if by_k else (self.k, 1)))
 
         return block(fill, plan(place))
 
-    def pack_block(self, target: _Place, values: Values, first_row: Index, rows: Index,
+    def pack_block(self, target: Place, values: Values, first_row: Index, rows: Index,
                    start: Index, depth: Index) -> Stmt:
         """Copy a piece of some rows of A, widened, one row after the other."""
         if self.row_var is not None and self.is_along(self.product.a, self.row_var):
             a = self.in_place(self.product.a, values).moved(first_row, start)
-            q, lets = self.var("q"), _Lets(self)
+            q, lets = self.var("q"), Names(self.fresh)
             at = lets("at", q * self.lanes)
             live = lets("live", minimum(self.lanes, depth - at), self.lanes)
             return For(q, 0, ceildiv(depth, self.lanes), lets.around(transpose_tile(
@@ -431,7 +415,7 @@ class _Gemm:
         product, factor, nr = self.product, self.product.b, self.nr
         # Eight panels side by side are read along rows of B; a transposed B has no rows.
         depth, group = (256, 1) if self.is_along(factor, product.k.var) else (64, 8)
-        outer, lets = _Lets(self), _Lets(self)
+        outer, lets = Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
         pieces = outer("pieces", maximum(ceildiv(self.k, depth), 1))
         groups = outer("groups", ceildiv(panels, group))
@@ -440,8 +424,8 @@ class _Gemm:
         start = lets("start", task // groups % pieces * depth)
         first_panel = lets("first_panel", task % groups * group)
         panel = lets("panel", first_panel + side) if group == 1 else first_panel + side
-        inner = _Lets(self)
-        values = _digits(matrix, product.batch_of(factor))
+        inner = Names(self.fresh)
+        values = digits(matrix, product.batch_of(factor))
         first = inner("first", panel * nr)
         at = inner("to", ((matrix * panels + panel) * self.k + start) * nr)
         steps = lets("steps", minimum(depth, self.k - start), depth)
@@ -449,7 +433,7 @@ class _Gemm:
             inner, first, nr), start, steps))
         body = lets.around(For(side, 0, minimum(group, panels - first_panel), copy))
         return outer.around(For(task, 0, self.members(factor) * pieces * groups, body, "parallel",
-                                _grain(_PACK_ELEMENTS, depth * group * nr)))
+                                grain_of(_PACK_ELEMENTS, depth * group * nr)))
 
     # ------------------------------------------------------------ sums and what is made of them
     def sums_in_output(self) -> bool:
@@ -459,7 +443,7 @@ class _Gemm:
             address, self.product.column.var) == 1 and (
             self.row_var is None or coefficient(address, self.row_var) is not None)
 
-    def output(self, values: Values, first_row: Index, first: Index) -> _Place:
+    def output(self, values: Values, first_row: Index, first: Index) -> Place:
         """The output from some row and column on."""
         address = self.product.out_address
         start = {**values, self.product.column.var: first}
@@ -468,9 +452,9 @@ class _Gemm:
             start[self.row_var] = first_row
             stride = coefficient(address, self.row_var)
         assert stride is not None
-        return _Place(self.out, substitute(address, start), stride, 1)
+        return Place(self.out, substitute(address, start), stride, 1)
 
-    def epilogue(self, sums: _Place, values: Values, first_row: Index, rows: Index, first: Index,
+    def epilogue(self, sums: Place, values: Values, first_row: Index, rows: Index, first: Index,
                  columns: Index, width: int) -> Stmt | None:
         """Store what the body makes of a block of sums."""
         product = self.product
@@ -490,7 +474,7 @@ class _Gemm:
 
         return self.by_width(columns, width, lambda extent: For(i, 0, rows, row(extent)))
 
-    def row_tiles(self, sums: _Place, a: _Place, b: _Place, depth: Index, rows: Index,
+    def row_tiles(self, sums: Place, a: Place, b: Place, depth: Index, rows: Index,
                   columns: Index, accumulate: bool, soon: tuple[Index, Index] | None = None
                   ) -> Stmt:
         """All rows of a block, a register tile at a time; what is left takes smaller tiles.
@@ -509,7 +493,7 @@ class _Gemm:
             i = self.var("tile")
             return For(i, 0, rows // mr, tile(i * mr, mr, live))
 
-        return block(None if _is_below(rows, mr) else self.by_width(columns, nr, whole),
+        return block(None if is_below(rows, mr) else self.by_width(columns, nr, whole),
                      self.remainder(rows, mr, lambda row, height: tile(row, height, columns)))
 
     def remainder(self, rows: Index, height: int, tile: Callable[[Index, int], Stmt]
@@ -526,7 +510,7 @@ class _Gemm:
             return fits if isinstance(rows, int) else If(
                 call("eq", as_scalar(rows % height), left), fits)
         # One tile for each bit of the number of rows left: few shapes, little code.
-        lets = _Lets(self)
+        lets = Names(self.fresh)
         count = lets("left", rows % height, height - 1)
         return lets.around(block(*(
             If(call("eq", as_scalar(count // size % 2), 1),
@@ -540,9 +524,9 @@ class _Gemm:
         """
         if self.k_passes == 1:
             return one_pass(0, self.k, False, True)
-        lets = _Lets(self)
+        lets = Names(self.fresh)
         count, piece = lets("passes", self.k_passes), lets("piece", self.kc, self.kc_most)
-        number, inner = self.var("pass"), _Lets(self)
+        number, inner = self.var("pass"), Names(self.fresh)
         start = inner("start", number * piece)
         depth = inner("depth", minimum(piece, self.k - start), self.kc_most)
         only = False if isinstance(count, int) else call("eq", as_scalar(count), 1)
@@ -564,7 +548,7 @@ class _Gemm:
         Memory sets the pace here, and it likes long rows: the sums of many columns stay in the
         first-level cache while a few rows of B at a time pass by.
         """
-        nr, outer, lets = self.nr, _Lets(self), _Lets(self)
+        nr, outer, lets = self.nr, Names(self.fresh), Names(self.fresh)
         width = _STRIP_COLUMNS
         if isinstance(self.n, int):
             even = min(_TASKS_PER_CORE // 2 * self.chip.cores, math.ceil(2 * self.n / width))
@@ -572,20 +556,20 @@ class _Gemm:
         width = math.ceil(width / nr) * nr
         blocks = outer("blocks", ceildiv(self.n, width))
         task = self.var("task")
-        values = _digits(lets("member", task // blocks), self.product.batch)
+        values = digits(lets("member", task // blocks), self.product.batch)
         first = lets("first", task % blocks * width)
         columns = self.columns(lets, first, width)
         local = None if self.sums_in_output() else Buffer(
             self.fresh("sums"), self.wide, _STRIP_ROWS * width)
-        sums = _Place(local, 0, width, 1) if local is not None else lets.place(
+        sums = Place(local, 0, width, 1) if local is not None else lets.place(
             "c", self.output(values, 0, first))
         a = lets.place("a", a_place(values))
         lying = lets.place("b", self.in_place(self.product.b, values).moved(first, 0))
 
         def one_pass(start: Index, depth: Index, accumulate: bool, _: Scalar | bool) -> Stmt:
-            panel, inner = self.var("panel", width // nr), _Lets(self)
+            panel, inner = self.var("panel", width // nr), Names(self.fresh)
             at = inner("at", panel * nr)
-            b = _Place(lying.buffer, lying.moved(at, start).at, lying.inner, 1)
+            b = Place(lying.buffer, lying.moved(at, start).at, lying.inner, 1)
             live: Index = nr
             if not (isinstance(self.n, int) and self.n % nr == 0):
                 live = inner("live", minimum(nr, columns - at), nr)
@@ -597,7 +581,7 @@ class _Gemm:
         if local is not None:
             body = Alloc(local, body)
         return outer.around(For(task, 0, self.batch * blocks, lets.around(body), "parallel",
-                                _grain(_TASK_FLOPS, self.m * self.k * (2 * width))))
+                                grain_of(_TASK_FLOPS, self.m * self.k * (2 * width))))
 
     def panel_plan(self) -> Stmt:
         """Each task packs its own panel, piece by piece, for all rows."""
@@ -608,10 +592,10 @@ class _Gemm:
 
     def panel_tasks(self, a_place: PlaceOf, piece: Buffer | None) -> Stmt:
         """One task for each member of the batch and panel of columns, with all rows."""
-        nr, outer, lets = self.nr, _Lets(self), _Lets(self)
+        nr, outer, lets = self.nr, Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
         task = self.var("task")
-        values = _digits(lets("member", task // panels), self.product.batch)
+        values = digits(lets("member", task // panels), self.product.batch)
         first = lets("first", task % panels * nr)
         columns = self.columns(lets, first, nr)
         a = lets.place("a", a_place(values))
@@ -620,14 +604,14 @@ class _Gemm:
             rows = bounds(self.m)[1]
             rows = _PANEL_ROWS if rows is None else min(rows, _PANEL_ROWS)
             local = Buffer(self.fresh("sums"), self.wide, rows * nr)
-        sums = _Place(local, 0, nr, 1) if local is not None else lets.place(
+        sums = Place(local, 0, nr, 1) if local is not None else lets.place(
             "c", self.output(values, 0, first))
         at_once = self.has_few_rows() if self.packing is not None else piece is None
         share = None if self.packing is None or at_once else outer(
             "share", self.next_share(self.m))
 
         def one_pass(start: Index, depth: Index, accumulate: bool, _: Scalar | bool) -> Stmt:
-            packing, soon, inner = None, None, _Lets(self)
+            packing, soon, inner = None, None, Names(self.fresh)
             if self.packing is not None:
                 b = inner.place("b", self.packed_panel(
                     self.buffers[self.b_tensor], self.member(self.product.b, values),
@@ -636,10 +620,10 @@ class _Gemm:
                     soon = (b.at + depth * nr, share)
             elif piece is None:
                 lying = self.in_place(self.product.b, values).moved(first, start)
-                b = _Place(lying.buffer, lying.at, lying.inner, 1)
+                b = Place(lying.buffer, lying.at, lying.inner, 1)
             else:
                 packing = self.pack_panel(piece, 0, values, first, columns, start, depth)
-                b = _Place(piece, 0, nr, 1)
+                b = Place(piece, 0, nr, 1)
             return inner.around(block(packing, self.row_tiles(
                 sums, a.moved(0, start), b, depth, self.m, columns, accumulate, soon)))
 
@@ -649,7 +633,7 @@ class _Gemm:
             if buffer is not None:
                 body = Alloc(buffer, body)
         return outer.around(For(task, 0, self.batch * panels, lets.around(body), "parallel",
-                                _grain(_TASK_FLOPS, self.m * self.k * (2 * nr))))
+                                grain_of(_TASK_FLOPS, self.m * self.k * (2 * nr))))
 
     # ------------------------------------------------------------ the shared plan
     def shared_plan(self) -> Stmt:
@@ -668,7 +652,7 @@ class _Gemm:
         panels of the group one by one.
         """
         nr, mr, factor = self.nr, self.mr, self.product.b
-        outer, lets = _Lets(self), _Lets(self)
+        outer, lets = Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
         most_panels = max(1, _GROUP_COLUMNS // nr)
         groups = outer("groups", maximum(ceildiv(panels, most_panels), 1))
@@ -684,25 +668,25 @@ class _Gemm:
         # its first use waits for a further cache, which cost 10 to 15 % (1024 and 2048 cubed).
         share = outer("share", ceildiv(nr * mr, maximum(rows, 1)))
         task = self.var("task")
-        values = _digits(lets("member", task // (blocks * groups)), self.product.batch)
+        values = digits(lets("member", task // (blocks * groups)), self.product.batch)
         first_row = lets("first_row", task // groups % blocks * rows)
         count = lets("count", maximum(minimum(rows, self.m - first_row), 0), most)
         first_panel = lets("first_panel", task % groups * group)
         matrix = lets("matrix", self.member(factor, values))
         pitch = math.ceil(self.kc_most / self.lanes) * self.lanes
         a_block = Buffer(self.fresh("a_block"), self.wide, most * pitch)
-        a = _Place(a_block, 0, pitch, 1)
+        a = Place(a_block, 0, pitch, 1)
         local = None
         if not self.sums_in_output():
             local = Buffer(self.fresh("sums"), self.wide, most * nr * most_panels)
 
         def one_pass(start: Index, depth: Index, accumulate: bool, last: Scalar | bool) -> Stmt:
-            number, inner = self.var("number", most_panels), _Lets(self)
+            number, inner = self.var("number", most_panels), Names(self.fresh)
             panel = inner("panel", first_panel + number)
             first = inner("first", panel * nr)
             columns = self.columns(inner, first, nr)
             sums = inner.place("c", self.output(values, first_row, first) if local is None
-                               else _Place(local, number * (most * nr), nr, 1))
+                               else Place(local, number * (most * nr), nr, 1))
             b = inner.place("b", self.packed_panel(packed, matrix, panel, start))
             tiles = self.row_tiles(sums, a, b, depth, count, columns, accumulate,
                                    (b.at + self.k * nr, share))
@@ -719,8 +703,9 @@ class _Gemm:
         for buffer in (local, a_block):
             if buffer is not None:
                 body = Alloc(buffer, body)
+        grain = grain_of(_TASK_FLOPS, rows * self.k * group * (2 * nr))
         return outer.around(For(task, 0, self.batch * blocks * groups, lets.around(body),
-                                "parallel", _grain(_TASK_FLOPS, rows * self.k * group * (2 * nr))))
+                                "parallel", grain))
 
     # ------------------------------------------------------------ inner products
     def dot_plan(self) -> Stmt:
@@ -733,15 +718,15 @@ class _Gemm:
         if self.m == 1:
             mr, nr = 1, _DOT_COLUMNS_OF_ONE_ROW
         nr = min(nr, self.lanes)
-        outer, lets, inner = _Lets(self), _Lets(self), _Lets(self)
+        outer, lets, inner = Names(self.fresh), Names(self.fresh), Names(self.fresh)
         blocks = outer("blocks", ceildiv(self.n, _DOT_BLOCK))
         task, group = self.var("task"), self.var("group", _DOT_BLOCK // nr)
-        values = _digits(lets("member", task // blocks), self.product.batch)
+        values = digits(lets("member", task // blocks), self.product.batch)
         first = lets("first", task % blocks * _DOT_BLOCK)
         columns = self.columns(lets, first, _DOT_BLOCK)
         local = None if self.sums_in_output() else Buffer(
             self.fresh("sums"), self.wide, _DOT_ROWS * _DOT_BLOCK)
-        sums = _Place(local, 0, _DOT_BLOCK, 1) if local is not None else lets.place(
+        sums = Place(local, 0, _DOT_BLOCK, 1) if local is not None else lets.place(
             "c", self.output(values, 0, first))
         a = lets.place("a", a_place(values))
         b = lets.place("b", self.in_place(self.product.b, values).moved(first, 0))
@@ -756,64 +741,11 @@ class _Gemm:
                             a.outer, b.outer, sums.outer, height, nr, False, live)
 
         i = self.var("tile")
-        tiles = block(None if _is_below(self.m, mr) else For(i, 0, self.m // mr, tile(i * mr, mr)),
+        tiles = block(None if is_below(self.m, mr) else For(i, 0, self.m // mr, tile(i * mr, mr)),
                       self.remainder(self.m, mr, tile))
         body = block(For(group, 0, ceildiv(columns, nr), inner.around(tiles)),
                      self.epilogue(sums, values, 0, self.m, first, columns, _DOT_BLOCK))
         if local is not None:
             body = Alloc(local, body)
         return outer.around(For(task, 0, self.batch * blocks, lets.around(body), "parallel",
-                                _grain(_TASK_FLOPS, self.m * self.k * (2 * _DOT_BLOCK))))
-
-
-class _Lets:
-    """Names for index expressions: each is computed once, by a loop that runs once."""
-
-    def __init__(self, gemm: _Gemm):
-        self.gemm = gemm
-        self.bound: list[tuple[Var, Index]] = []
-
-    def __call__(self, name: str, value: Index, most: int | None = None) -> Index:
-        """A variable for a value that is not negative (and at most `most`); numbers stay."""
-        if not isinstance(value, IndexExpr) or isinstance(value, Var):
-            return value
-        var = Var(self.gemm.fresh(name), 0, bounds(value)[1] if most is None else most)
-        self.bound.append((var, value))
-        return var
-
-    def place(self, name: str, place: _Place) -> _Place:
-        """A place with a name for its address."""
-        return _Place(place.buffer, self(name, place.at), place.outer, place.inner)
-
-    def around(self, body: Stmt) -> Stmt:
-        """A statement that uses the names."""
-        for var, value in reversed(self.bound):
-            body = For(var, value, value + 1, body)
-        return body
-
-
-def _digits(number: Index, axes: Iterable[Axis]) -> dict[Var, Index]:
-    """The axes of the element with a number, counted row by row."""
-    values: dict[Var, Index] = {}
-    ordered = tuple(axes)
-    for axis in reversed(ordered):
-        values[axis.var] = number if axis is ordered[0] else number % axis.extent
-        number = number // axis.extent
-    return values
-
-
-def _product(extents: Iterable[Index]) -> Index:
-    total: Index = 1
-    for extent in extents:
-        total = total * extent
-    return total
-
-
-def _is_below(value: Index, limit: int) -> bool:
-    top = bounds(value)[1]
-    return top is not None and top < limit
-
-
-def _grain(worth: int, work: Index) -> Index:
-    """Iterations worth a task, given the work of one."""
-    return ceildiv(worth, maximum(work, 1))
+                                grain_of(_TASK_FLOPS, self.m * self.k * (2 * _DOT_BLOCK))))

@@ -15,17 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from terrazzo.chips.cpu_gemm import (
-    PlaceOf,
-    Values,
-    _digits,
-    _Gemm,
-    _grain,
-    _is_below,
-    _Lets,
-    _Place,
-    _product,
-)
+from terrazzo.chips.cpu_gemm import Gemm, PlaceOf, Values
+from terrazzo.chips.kernel_parts import Names, Place, digits, grain_of, is_below, product_of
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType, float32, int8, int16, int32, int64, uint8
 from terrazzo.expr.ir import Program, Tensor
@@ -159,7 +150,7 @@ def lower_integer_product(program: Program, chip: ChipSpec,
     return _IntegerGemm(program, product, chip, constants).function()
 
 
-class _IntegerGemm(_Gemm):
+class _IntegerGemm(Gemm):
     """One kernel in the making.
 
     k has `inner` axes, which are one contiguous stretch of A, and `leading` axes around them.
@@ -177,10 +168,10 @@ class _IntegerGemm(_Gemm):
         self.b_dtype: DType = int8 if by_bytes else int16
         product = replace(product, body=without_bytes(product.body))
         self.leading, self.inner = leading, (product.k,) if inner is None else inner
-        self.stretch = _product(a.extent for a in self.inner)
+        self.stretch = product_of(a.extent for a in self.inner)
         self.groups: Index = ceildiv(self.stretch, self.together)
         self.segments: Index = leading[-1].extent if leading else 1
-        self.rounds = _product(a.extent for a in leading[:-1])
+        self.rounds = product_of(a.extent for a in leading[:-1])
         self.k_padded = self.rounds * self.segments * self.groups * self.together
         super().__init__(program, product, chip, constants)
 
@@ -242,15 +233,15 @@ class _IntegerGemm(_Gemm):
     def pack_all(self, packed: Buffer) -> Stmt:
         """All panels of B, in parallel, filled up with zeros."""
         product, nr, together = self.product, self.nr, self.together
-        outer, lets = _Lets(self), _Lets(self)
+        outer, lets = Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
         task, s, q = self.var("task"), self.var("s"), self.var("q")
         j, t = self.var("j", nr), self.var("t", together)
         matrix = lets("matrix", task // panels)
         first = lets("first", task % panels * nr)
         k, column = q * together + t, first + j
-        here = {**_digits(matrix, product.batch_of(product.b)), **_digits(s, self.leading),
-                **_digits(k, self.inner), product.column.var: column}
+        here = {**digits(matrix, product.batch_of(product.b)), **digits(s, self.leading),
+                **digits(k, self.inner), product.column.var: column}
         value = cast(self.on_buffers(self.b_small, here), self.b_dtype)
         inside = [call("lt", as_scalar(at), as_scalar(end)) for at, end, width in (
             (k, self.stretch, together), (column, self.n, nr))
@@ -262,7 +253,7 @@ class _IntegerGemm(_Gemm):
         rows = For(s, 0, turns, For(q, 0, self.groups, For(t, 0, together, For(
             j, 0, nr, Store(packed, at, value), "vector"))))
         return outer.around(For(task, 0, self.members(product.b) * panels, lets.around(rows),
-                                "parallel", _grain(_PACK_ELEMENTS, self.k_padded * nr)))
+                                "parallel", grain_of(_PACK_ELEMENTS, self.k_padded * nr)))
 
     # ------------------------------------------------------------ reading A
     def with_bytes(self, plan: PlanOf) -> Stmt:
@@ -273,8 +264,8 @@ class _IntegerGemm(_Gemm):
             return plan(lambda values: self.in_place(factor, values))
         copy = Buffer(self.fresh("a_copy"), self.a_dtype,
                       self.members(factor) * self.m * self.k_padded)
-        line, lets = self.var("line"), _Lets(self)
-        values = _digits(lets("matrix", line // self.m), product.batch_of(factor))
+        line, lets = self.var("line"), Names(self.fresh)
+        values = digits(lets("matrix", line // self.m), product.batch_of(factor))
         if self.row_var is not None:
             values[self.row_var] = lets("index", line % self.m)
         at, rest = self.var("at"), self.var("rest")
@@ -284,13 +275,13 @@ class _IntegerGemm(_Gemm):
             None if self.in_groups else For(rest, self.k, self.k_padded, Store(
                 copy, line * self.k_padded + rest, Const(self.a_dtype, 0))))
 
-        def place(values: Values) -> _Place:
+        def place(values: Values) -> Place:
             start = self.member(factor, values) * self.m * self.k_padded
-            return _Place(copy, start, self.k_padded, 1)
+            return Place(copy, start, self.k_padded, 1)
 
         return Alloc(copy, block(
             For(line, 0, self.members(factor) * self.m, lets.around(fill), "parallel",
-                _grain(_PACK_ELEMENTS, self.k)), plan(place)))
+                grain_of(_PACK_ELEMENTS, self.k)), plan(place)))
 
     def a_bytes(self) -> Index:
         """How much of A there is for one member of the batch."""
@@ -302,7 +293,7 @@ class _IntegerGemm(_Gemm):
         return None
 
     # ------------------------------------------------------------ the product
-    def sharing(self, outer: _Lets, panels: Index) -> tuple[Index, Index, int]:
+    def sharing(self, outer: Names, panels: Index) -> tuple[Index, Index, int]:
         """How many groups of panels and blocks of rows there are, and the most rows of a block.
 
         If A fits into the second-level cache, every panel of B is best read once, by one task.
@@ -328,13 +319,13 @@ class _IntegerGemm(_Gemm):
     def tasks(self, a_place: PlaceOf, packed: Buffer) -> Stmt:
         """One task for each member of the batch, block of rows and group of panels."""
         nr, mr, factor = self.nr, self.mr, self.product.b
-        outer, lets = _Lets(self), _Lets(self)
+        outer, lets = Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
         groups, blocks, most = self.sharing(outer, panels)
         group = outer("group", ceildiv(panels, groups))
         rows = outer("rows", ceildiv(ceildiv(self.m, mr), blocks) * mr, most)
         task = self.var("task")
-        values = _digits(lets("member", task // (blocks * groups)), self.product.batch)
+        values = digits(lets("member", task // (blocks * groups)), self.product.batch)
         first_row = lets("first_row", task // groups % blocks * rows)
         count = lets("count", maximum(minimum(rows, self.m - first_row), 0), most)
         first_panel = lets("first_panel", task % groups * group)
@@ -349,16 +340,16 @@ class _IntegerGemm(_Gemm):
         local = None
         if not (isinstance(self.product.body, Reduce) and self.sums_in_output()):
             local = Buffer(self.fresh("sums"), int32, mr * nr)
-        number, inner = self.var("number"), _Lets(self)
+        number, inner = self.var("number"), Names(self.fresh)
         panel = inner("panel", first_panel + number)
         first = inner("first", panel * nr)
         columns = self.columns(inner, first, nr)
         b_at = inner("b", (matrix * panels + panel) * (self.k_padded * nr))
 
         def tile(row: Index, height: int, live: Index) -> Stmt:
-            at = _Lets(self)
+            at = Names(self.fresh)
             here = at("row", first_row + row)
-            sums = _Place(local, 0, nr, 1) if local is not None else at.place(
+            sums = Place(local, 0, nr, 1) if local is not None else at.place(
                 "c", self.output(values, here, first))
             left = a if table is not None else a.moved(row, 0)
             product = self.rounds_of(lambda moved, number, adds: integer_tile(
@@ -374,7 +365,7 @@ class _IntegerGemm(_Gemm):
             return at.around(block(product, finish))
 
         i = self.var("tile")
-        whole = None if _is_below(self.m, mr) else self.by_width(columns, nr, lambda live: For(
+        whole = None if is_below(self.m, mr) else self.by_width(columns, nr, lambda live: For(
             i, 0, count // mr, tile(i * mr, mr, live)))
         body: Stmt = For(number, 0, minimum(group, panels - first_panel), inner.around(block(
             whole, self.remainder(count, mr, lambda row, height: tile(row, height, columns)))))
@@ -384,7 +375,7 @@ class _IntegerGemm(_Gemm):
             body = Alloc(table[0], block(table[1], body))
         return outer.around(For(
             task, 0, self.batch * blocks * groups, lets.around(body), "parallel",
-            _grain(_TASK_PRODUCTS, rows * self.k_padded * group * nr)))
+            grain_of(_TASK_PRODUCTS, rows * self.k_padded * group * nr)))
 
     def jump(self) -> Index:
         """How far apart the segments of a row of A are."""
@@ -397,9 +388,9 @@ class _IntegerGemm(_Gemm):
         outer = self.leading[:-1]
         if not outer:
             return tile(0, 0, False)
-        number, lets = self.var("round"), _Lets(self)
+        number, lets = self.var("round"), Names(self.fresh)
         moved: Index = 0
-        for axis, at in _digits(number, outer).items():
+        for axis, at in digits(number, outer).items():
             stride = self.product.a.stride(axis)
             assert stride is not None
             moved = moved + at * stride
@@ -429,10 +420,10 @@ def match_window(program: Program) -> Window | None:
             isinstance(a.extent, int) for a in (*stage.axes[1:], *reductions[0].axes)):
         return None
     *places, column = stage.axes
-    extent = _product(a.extent for a in places)
+    extent = product_of(a.extent for a in places)
     top = bounds(extent)[1]
     pixel = Axis(Var("pixel", 0, None if top is None else max(top - 1, 0)), 0, extent)
-    values = _digits(pixel.var, places)
+    values = digits(pixel.var, places)
     address = stage.flat([a.var for a in stage.axes])
     assert not isinstance(address, Scalar)
     body = substitute_indices(stage.body, values)
@@ -481,14 +472,14 @@ class _IntegerConv(_IntegerGemm):
         assert load is not None
         source = self.buffers[load.source]
         if load.dtype is self.a_dtype and self.in_groups:
-            return plan(lambda values: _Place(source, 0, 0, 1))
+            return plan(lambda values: Place(source, 0, 0, 1))
         copy = Buffer(self.fresh("a_copy"), self.a_dtype, source.size + self.together)
         at, piece = self.var("at"), self.var("piece")
         start = piece * _PACK_ELEMENTS
         fill = For(piece, 0, ceildiv(source.size, _PACK_ELEMENTS), For(
             at, start, minimum(start + _PACK_ELEMENTS, source.size),
             Store(copy, at, cast(source[at], self.a_dtype)), "vector"), "parallel")
-        return Alloc(copy, block(fill, plan(lambda values: _Place(copy, 0, 0, 1))))
+        return Alloc(copy, block(fill, plan(lambda values: Place(copy, 0, 0, 1))))
 
     def a_bytes(self) -> Index:
         load = self.product.a.load

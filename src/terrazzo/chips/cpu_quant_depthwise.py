@@ -10,8 +10,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from terrazzo.chips.cpu_gemm import _digits, _grain, _product
 from terrazzo.chips.cpu_quant import small_value
+from terrazzo.chips.kernel_parts import digits, grain_of, product_of
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import int32
 from terrazzo.expr.ir import Program, Tensor
@@ -139,17 +139,17 @@ class _Depthwise:
         found = self.found
         *outer, last = found.places
         task, tile, single = (Var(self.fresh(n), 0) for n in ("row", "tile", "pixel"))
-        values = _digits(task, outer)
+        values = digits(task, outer)
         width = _known(last.extent)
         whole = width // _PIXELS
-        count, taps = (_product(a.extent for a in axes)
+        count, taps = (product_of(a.extent for a in axes)
                        for axes in ((found.channel, last), found.reduce.axes))
         pixels = block(
             For(tile, 0, whole, self.pixels(values, tile * _PIXELS, _PIXELS)) if whole else None,
             For(single, whole * _PIXELS, width, self.pixels(values, single, 1))
             if width % _PIXELS else None)
-        return For(task, 0, _product(a.extent for a in outer), pixels, "parallel",
-                   _grain(_TASK_PRODUCTS, count * taps))
+        return For(task, 0, product_of(a.extent for a in outer), pixels, "parallel",
+                   grain_of(_TASK_PRODUCTS, count * taps))
 
     def pixels(self, values: dict[Var, Index], first: Index, count: int) -> Stmt:
         """All channels of some neighbouring pixels."""
