@@ -8,6 +8,10 @@ TORCH_ARGS ?=
 PYTEST_ARGS ?=
 # For example: make bench-models BENCH_ARGS="--only gpt2 --threads 2 --write"
 BENCH_ARGS ?=
+# For example: make triton-suite SUITE=~/triton/python/test PYTEST_ARGS="-k softmax"
+SUITE ?=
+SUITE_TESTS ?= $(addprefix unit/language/test_, core.py standard.py random.py block_pointer.py \
+	tensor_descriptor.py conversions.py)
 MINUTES ?= 5
 MUTANTS ?= 5000
 
@@ -20,7 +24,7 @@ EXPORTING := $(VENV)/.installed-with-exporter
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-slow lint demo bench bench-models ulp fuzz fuzz-models docs clean
+.PHONY: help test test-slow triton-suite lint demo bench bench-models ulp fuzz fuzz-models docs clean
 
 help: ## list what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' \
@@ -67,6 +71,18 @@ test: lint ## check style and types, and run the tests
 
 test-slow: $(TESTABLE) ## run the tests that take long
 	$(BIN)/python -m pytest -q -n 2 -m slow $(PYTEST_ARGS)
+
+# The checkout is the user's own and stays as it is: no caches, no bytecode.
+triton-suite: $(TESTABLE) ## run Triton's own tests on the CPU, from a checkout: SUITE=.../python/test
+	@test -f "$(SUITE)/conftest.py" || { \
+		echo "name the tests of a checkout of Triton: make $@ SUITE=path/to/triton/python/test" >&2; \
+		exit 1; }
+	@echo "installed: triton $$($(BIN)/python -c 'import triton; print(triton.__version__)');" \
+		"the checkout: $$(sed -n "s/^__version__ = //p" "$(SUITE)/../triton/__init__.py" 2>/dev/null)"
+	@$(BIN)/python -c "import scipy" 2>/dev/null || $(PIP) scipy
+	cd "$(SUITE)" && PYTHONDONTWRITEBYTECODE=1 TRITON_DEFAULT_BACKEND=cpu \
+		$(abspath $(BIN))/python -m pytest --device cpu -q -n 2 -p no:cacheprovider \
+		$(SUITE_TESTS) $(PYTEST_ARGS)
 
 lint: $(TESTABLE) ## check style and types
 	$(BIN)/ruff check .

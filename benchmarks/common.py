@@ -38,7 +38,7 @@ IDLE_SECONDS = 1e-3  # between alternatives, so that spinning workers of the las
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.int64: 0.0, torch.bool: 0.0}
 PEER_SLACK = 16  # eager bfloat16 rounds after every operator of a chain, and may do so
 
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., Any]  # a tensor, or several
 Clock = Callable[[], float]
 
 
@@ -116,21 +116,27 @@ def check(row: Row, alternatives: dict[str, Function], inputs: Sequence[torch.Te
           ) -> dict[str, float]:
     """The error of every alternative against float64, relative to the largest value."""
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
-    expected = row.torch(*wide)
-    errors = {}
+    wanted = _tensors(row.torch(*wide))
+    errors = dict.fromkeys(alternatives, 0.0)
     for name, function in alternatives.items():
-        result = function(*inputs)
-        if result.shape != expected.shape:
-            raise WrongResult(f"{row.name}: {name} has shape {tuple(result.shape)}, expected "
-                              f"{tuple(expected.shape)}")
-        difference = (result.double() - expected.double()).abs().max().item()
-        errors[name] = difference / max(expected.double().abs().max().item(), 1e-30)
-        allowed = TOLERANCES[result.dtype] if row.tolerance is None else row.tolerance
-        allowed *= 1 if name == "ours" else PEER_SLACK
-        if not errors[name] <= allowed:
-            raise WrongResult(f"{row.name}: {name} is off by {errors[name]:.2e} of the largest "
-                              f"value, allowed is {allowed:.2e}")
+        for result, expected in zip(_tensors(function(*inputs)), wanted, strict=True):
+            if result.shape != expected.shape:
+                raise WrongResult(f"{row.name}: {name} has shape {tuple(result.shape)}, expected "
+                                  f"{tuple(expected.shape)}")
+            difference = (result.double() - expected.double()).abs().max().item()
+            error = difference / max(expected.double().abs().max().item(), 1e-30)
+            allowed = TOLERANCES[result.dtype] if row.tolerance is None else row.tolerance
+            allowed *= 1 if name == "ours" else PEER_SLACK
+            if not error <= allowed:
+                raise WrongResult(f"{row.name}: {name} is off by {error:.2e} of the largest "
+                                  f"value, allowed is {allowed:.2e}")
+            errors[name] = max(errors[name], error)
     return errors
+
+
+def _tensors(result: Any) -> tuple[torch.Tensor, ...]:
+    """One result or several."""
+    return result if isinstance(result, tuple) else (result,)
 
 
 # ---------------------------------------------------------------- time
@@ -146,7 +152,7 @@ def measure(row: Row, compiled: bool, rounds: int, busy: bool = False) -> Result
             torch._dynamo.reset()
             alternatives["compile"] = torch.compile(row.torch, dynamic=False)
         errors = check(row, alternatives, inputs)
-        size = sum(x.numel() * x.element_size() for x in (*inputs, row.torch(*inputs)))
+        size = sum(x.numel() * x.element_size() for x in (*inputs, *_tensors(row.torch(*inputs))))
         result = Result(row.name, row.group, row.threads, size / 2**20, errors,
                         {name: [] for name in alternatives})
         counts = {name: _calls_for_a_sample(f, inputs, clock) for name, f in alternatives.items()}

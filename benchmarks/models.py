@@ -259,12 +259,12 @@ def _number(value: float, digits: int) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def write_between_marks(page: Path, text: str) -> None:
+def write_between_marks(page: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
     """Put a text between a page's marks, in place of what is there."""
-    before, start, rest = page.read_text().partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
+    before, start, rest = page.read_text().partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not start or not end:
-        raise SystemExit(f"{page} has no {MARKS[0]} and {MARKS[1]}")
+        raise SystemExit(f"{page} has no {marks[0]} and {marks[1]}")
     page.write_text(f"{before}{start}\n{text}\n{end}{after}")
 
 

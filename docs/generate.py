@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -208,17 +210,87 @@ def _has_reference(domain: str, name: str, opset: int) -> bool:
     return True
 
 
+# ---------------------------------------------------------------- Triton
+TRITON_MARK = "<!-- language of triton "
+
+
+def triton_cpu() -> str:
+    """The page on Triton with its tables made again; the rest of it is written by hand."""
+    text = (HERE / "triton-cpu.md").read_text()
+    suite = tomllib.loads((HERE / "triton_suite.toml").read_text())
+    for name, table in (("language", triton_language()), ("operations", triton_operations()),
+                        ("suite", triton_suite(suite)), ("failing", triton_failing(suite))):
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, _, rest = text.partition(start)
+        text = before + start + table + end + rest.partition(end)[2]
+    return text
+
+
+def triton_language() -> str:
+    """Every public function of Triton's language by families, and why some are refused."""
+    import triton
+
+    sys.path.insert(0, str(HERE))
+    import triton_language as language
+
+    assert not language.forgotten(), f"docs/triton_language.py lacks {language.forgotten()}"
+    refused = language.tried()
+    lines = [f"{TRITON_MARK}{triton.__version__} -->", "", "| family | functions |", "|---|---|"]
+    for family, functions in language.FAMILIES.items():
+        works = [f"`{name}`" for name in functions if refused.get(name) == ""]
+        lines.append(f"| {family} | {', '.join(works)} |")
+    lines.append(f"| types | {', '.join(f'`{name}`' for name in language.types())} |")
+    lines += ["", "| refused | because |", "|---|---|"]
+    lines += [f"| `{name}` | {why} |" for name, why in refused.items() if why]
+    return "\n".join(lines) + "\n"
+
+
+def triton_operations() -> str:
+    """The operations of TTIR that have a handler, by dialects, and the functions of libdevice."""
+    from terrazzo import triton_cpu as room
+    from terrazzo.triton_cpu.elementwise import RULES
+    from terrazzo.triton_cpu.externals import FUNCTIONS
+
+    families = [importlib.import_module(f"{room.__name__}.{module.name}")
+                for module in pkgutil.iter_modules(room.__path__)
+                if module.name.startswith("lower")]
+    names = sorted({*RULES, *(name for family in families for name in family.HANDLERS)})
+    lines = ["| dialect | operations |", "|---|---|"]
+    for dialect, group in groupby(names, lambda name: name.partition(".")[0]):
+        lines.append(f"| `{dialect}` | {', '.join(n.partition('.')[2] for n in group)} |")
+    lines.append(f"| `libdevice` | {', '.join(sorted(FUNCTIONS))} |")
+    return "\n".join(lines) + "\n"
+
+
+def triton_suite(suite: dict[str, Any]) -> str:
+    """What passes of Triton's own tests."""
+    lines = [f"Triton {suite['triton']}:", "", "| file | cases | passed | skipped by the suite | "
+             "failed |", "|---|---|---|---|---|"]
+    for row in suite["file"]:
+        counts = [str(row.get(key, "?")) for key in ("cases", "passed", "skipped", "failed")]
+        lines.append(f"| {row['name']} | {' | '.join(counts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def triton_failing(suite: dict[str, Any]) -> str:
+    """What does not pass of Triton's own tests, and why."""
+    lines = ["| tests | how many | why not |", "|---|---|---|"]
+    lines += [f"| {row['tests']} | {row.get('count', '?')} | {row['why']} |"
+              for row in suite["failing"]]
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {"how-it-works.md": how_it_works, "operators.md": operators, "knobs.md": knob_table,
-         "onnx-operators.md": onnx_operators}
+         "onnx-operators.md": onnx_operators, "triton-cpu.md": triton_cpu}
 
 
-def of_another_onnx(page: str) -> bool:
-    """Whether a page was made with another version of onnx, and so cannot be compared."""
-    if ONNX_MARK not in page:
-        return False
-    import onnx
-
-    return page.partition(ONNX_MARK)[2].partition(" ")[0] != onnx.__version__
+def of_another_version(page: str) -> bool:
+    """Whether a page was made with another onnx or Triton, and so cannot be compared."""
+    for mark, package in ((ONNX_MARK, "onnx"), (TRITON_MARK, "triton")):
+        if mark in page:
+            made_with = page.partition(mark)[2].partition(" ")[0]
+            return bool(made_with != importlib.import_module(package).__version__)
+    return False
 
 
 def comparable(text: str) -> str:
@@ -235,7 +307,7 @@ def main() -> int:
         path, text = HERE / name, make()
         if "--check" in sys.argv:
             stored = path.read_text() if path.exists() else ""
-            if comparable(stored) != comparable(text) and not of_another_onnx(stored):
+            if comparable(stored) != comparable(text) and not of_another_version(stored):
                 stale.append(name)
         else:
             path.write_text(text)

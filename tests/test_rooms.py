@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "frontends": {"base", "expr", "ops", "graph"},
     "session": {"base", "ops", "graph", "chips", "runtime", "frontends", "compiler"},
     "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "frontends",
-            "session"},
+            "session", "triton_cpu"},
 }
 
 PACKAGE = Path(terrazzo.errors.__file__).parent

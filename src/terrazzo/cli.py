@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import terrazzo
-from terrazzo import api, cli_models, samples
+from terrazzo import api, cli_models, cli_triton, samples
 from terrazzo.chips.cpu import host
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArgumentError, TerrazzoError
@@ -74,15 +73,7 @@ def find(target: str) -> Any:
     if "::" not in target:
         return operator_named(target.removeprefix("tz."))
     file, _, name = target.partition("::")
-    path = Path(file)
-    if not path.is_file():
-        raise ArgumentError(f"there is no file {file!r}", hint="give it as path/to/file.py::name")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    module = cli_triton.load_file(Path(file))
     found = getattr(module, name, None)
     if found is None:
         known = [n for n, v in vars(module).items() if isinstance(v, (Operator, api.Compiled))]
@@ -231,6 +222,7 @@ def bench(target: Annotated[str, typer.Argument(
 
 app.command("run")(cli_models.run)
 app.command("compile")(cli_models.compile_model)
+app.command("triton")(cli_triton.triton)
 
 
 @app.command()

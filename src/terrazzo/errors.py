@@ -205,6 +205,14 @@ class DeviceError(TerrazzoError, RuntimeError):
     """A chip is missing, or reported a failure."""
 
 
+class KernelAssertion(TerrazzoError, RuntimeError, AssertionError):
+    """A condition that a kernel asserted while it ran did not hold."""
+
+
+class KernelFault(TerrazzoError, RuntimeError):
+    """A kernel did with memory what it must not; the sanitizer kept it from happening."""
+
+
 class CpuFeatureError(DeviceError):
     """Code needs instructions that this processor does not have."""
 

@@ -111,6 +111,9 @@ class Settings:
         shapes_code=True,
     )
     profile: bool = _knob(False, "time every kernel as it runs")
+    sanitize: bool = _knob(
+        False, "check what Triton kernels do to memory as they run", shapes_code=True
+    )
     opt_level: str = _knob(
         "all",
         "which graph rewrites run",

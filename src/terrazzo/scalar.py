@@ -105,6 +105,11 @@ class FromIndex(Scalar):
 
 
 @dataclass(frozen=True, eq=False)
+class Undefined(Scalar):
+    """A value that does not matter: any will do."""
+
+
+@dataclass(frozen=True, eq=False)
 class Call(Scalar):
     """An operation of the table OPS on other scalars."""
 
@@ -223,6 +228,53 @@ def _erfinv(y: float) -> float:
     return x
 
 
+def _libm(name: str, arity: int) -> Callable[..., Any]:
+    """A function of the C library on float64; an order comes first, as in jn."""
+
+    def reference(*args: Any) -> Any:
+        import ctypes
+        import ctypes.util
+
+        function = ctypes.CDLL(ctypes.util.find_library("m"))[name]
+        order = ctypes.c_int if name in ("jn", "yn") else ctypes.c_double
+        function.argtypes = (order, *(ctypes.c_double,) * (arity - 1))
+        function.restype = ctypes.c_double
+        vectorised = np.vectorize(
+            lambda first, *rest: function(int(first) if order is ctypes.c_int else first, *rest),
+            otypes=[np.float64])
+        return vectorised(*args).astype(np.asarray(args[-1]).dtype)
+
+    return reference
+
+
+def _fma_of_numbers(a: float, b: float, c: float, single: bool) -> float:
+    from fractions import Fraction
+
+    if not np.isfinite([a, b]).all() or a * b == 0:
+        return a * b + c
+    if not np.isfinite(c):
+        return c
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact == 0:
+        return a * b + c
+    try:
+        nearest = float(exact)
+    except OverflowError:
+        return np.inf if exact > 0 else -np.inf
+    # On the way to float32 float64 must be rounded to odd, or the second rounding could err.
+    if single and Fraction(nearest) != exact and np.float64(nearest).view(np.int64) % 2 == 0:
+        return float(np.nextafter(nearest, np.inf if exact > nearest else -np.inf))
+    return nearest
+
+
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    single = np.vectorize(_fma_of_numbers, otypes=[np.float64])
+    with np.errstate(all="ignore"):
+        return single(a, b, c, a.dtype == np.float32).astype(a.dtype) if a.size else a.copy()
+
+
 def _numpy_floordiv(a: Any, b: Any) -> Any:
     with np.errstate(all="ignore"):
         return np.floor_divide(a, b)
@@ -231,6 +283,15 @@ def _numpy_floordiv(a: Any, b: Any) -> Any:
 def _numpy_mod(a: Any, b: Any) -> Any:
     with np.errstate(all="ignore"):
         return np.remainder(a, b)
+
+
+def _power(x: Any, y: Any) -> Any:
+    """As C has it: for the power of a half numpy takes a root, which minus infinity has not."""
+    result = np.asarray(np.power(x, y))
+    if as_dtype(result.dtype).is_float:
+        result = np.where((np.asarray(x) == -np.inf) & (np.asarray(y) == 0.5), np.inf,
+                          result).astype(result.dtype)
+    return result
 
 
 def _sigmoid(x: Any) -> Any:
@@ -247,6 +308,10 @@ def _shift(function: Callable[..., Any], over: Callable[[Any], Any]) -> Callable
         return np.where(inside, function(a, safe), np.asarray(over(a)).astype(a.dtype))
 
     return reference
+
+
+# Functions that generated code calls from the C library, element by element: names and arities.
+LIBM = {"j0": 1, "j1": 1, "y0": 1, "y1": 1, "jn": 2, "yn": 2, "tgamma": 1, "remainder": 2}
 
 
 def _table() -> dict[str, ScalarOp]:
@@ -269,7 +334,7 @@ def _table() -> dict[str, ScalarOp]:
         ScalarOp("round", 1, np.rint),
         ScalarOp("sqrt", 1, np.sqrt, cost=4),
         ScalarOp("rsqrt", 1, lambda x: (1 / np.sqrt(x)).astype(np.asarray(x).dtype), cost=6),
-        ScalarOp("pow", 2, np.power, cost=30, infix="**"),
+        ScalarOp("pow", 2, _power, cost=30, infix="**"),
         ScalarOp("atan2", 2, np.arctan2, cost=20),
         ScalarOp("hypot", 2, np.hypot, cost=8),
         ScalarOp("sigmoid", 1, _sigmoid, cost=12),
@@ -292,6 +357,7 @@ def _table() -> dict[str, ScalarOp]:
         ScalarOp("cast", 1, lambda x: x),
         ScalarOp("bitcast", 1, lambda x: x),
         ScalarOp("copysign", 2, np.copysign),
+        ScalarOp("fma", 3, _fma),
     ]
     transcendental = {
         "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
@@ -303,6 +369,7 @@ def _table() -> dict[str, ScalarOp]:
     rows += [ScalarOp(name, 1, function, cost=15) for name, function in transcendental.items()]
     rows += [ScalarOp(name, 1, _erf_family(name), cost=20)
              for name in ("erf", "erfc", "lgamma", "digamma", "erfinv")]
+    rows += [ScalarOp(name, arity, _libm(name, arity), cost=40) for name, arity in LIBM.items()]
     return {row.name: row for row in rows}
 
 
@@ -486,6 +553,17 @@ def format_scalar(root: Scalar) -> str:
     return _Printer({}).text(root)[0]
 
 
+_LONGEST = 300  # nodes of an expression that is printed as one line, shared ones as often as used
+
+
+def format_lines(root: Scalar) -> list[str]:
+    """One line, or one with names for what is shared if it would grow beyond reading."""
+    size: dict[int, int] = {}
+    for node in walk(root):
+        size[id(node)] = 1 + sum(size[id(child)] for child in children(node))
+    return [format_scalar(root)] if size[id(root)] <= _LONGEST else format_shared(root)
+
+
 def format_shared(root: Scalar, used: Callable[[int], str] | None = None) -> list[str]:
     """Text in which what is used more than once has a name; the last line is the value."""
     uses: dict[int, int] = {}
@@ -516,6 +594,8 @@ class _Printer:
             return self.names[id(node)], 10
         if isinstance(node, Const):
             return format_literal(node.value), 10
+        if isinstance(node, Undefined):
+            return "undefined", 10
         if isinstance(node, FromIndex):
             return (str(node.index), 10) if isinstance(node.index, (int, Var)) else (
                 f"({node.index})", 10)

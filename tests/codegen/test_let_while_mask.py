@@ -10,7 +10,18 @@ from terrazzo.codegen.llvm.kernel import compile_function
 from terrazzo.dtypes import float32, int32, int64
 from terrazzo.index import Var
 from terrazzo.loop.interpret import run
-from terrazzo.loop.ir import Atomic, Buffer, For, Function, Let, Stmt, Store, While, block
+from terrazzo.loop.ir import (
+    Atomic,
+    Buffer,
+    For,
+    Function,
+    Let,
+    Pause,
+    Stmt,
+    Store,
+    While,
+    block,
+)
 from terrazzo.scalar import Const, cast
 
 
@@ -68,7 +79,8 @@ def test_while_counts() -> None:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [
-    ("add", 12), ("max", 7), ("min", 5), ("and", 5), ("or", 7), ("xor", 2), ("exchange", 7)])
+    ("add", 12), ("max", 7), ("min", 5), ("and", 5), ("or", 7), ("xor", 2), ("exchange", 7),
+    ("load", 5)])
 def test_atomics(kind: str, expected: int) -> None:
     x, old = Buffer("x", int32, 1), Buffer("old", int32, 1)
     body = Atomic(kind, x, 0, Const(int32, 7), old=(old, 0))
@@ -82,3 +94,14 @@ def test_compare_and_exchange() -> None:
     body = For(i, 0, 4, Atomic("compare", x, i, Const(float32, 9.0), Const(float32, 1.0)))
     result = same(block(body), (x,), np.array([1, 2, 1, 0], np.float32))[0]
     assert result.tolist() == [9, 2, 9, 0]
+
+
+def test_pauses_tell_the_time() -> None:
+    clock, turns = Buffer("clock", int64, 2), Buffer("turns", int64, 1)
+    long_enough = clock[1] - clock[0] < 2_000_000
+    body = block(Pause(), Pause((clock, 0)), Store(clock, 1, clock[0]), While(long_enough, block(
+        Pause((clock, 1)), Store(turns, 0, turns[0] + 1))))
+    for before, turned in both(Function("kernel", (clock, turns), (), body),
+                               np.zeros(2, np.int64), np.zeros(1, np.int64)):
+        assert before[1] - before[0] >= 2_000_000 and turned[0] > 0
+    assert "clock[0] = pause()" in str(body)

@@ -51,7 +51,7 @@ if __name__ != "__main__":
     from terrazzo.graph.trace import trace
     from terrazzo.index import Var
     from terrazzo.index import evaluate as index_value
-    from terrazzo.scalar import OPS, Axis, Call, FromIndex, call, cast, const, where
+    from terrazzo.scalar import LIBM, OPS, Axis, Call, FromIndex, call, cast, const, where
     from terrazzo.scalar import reduce as reduce_scalar
     from terrazzo.shapes import dims
 
@@ -326,7 +326,8 @@ INTEGER = ("add", "sub", "mul", "floordiv", "mod", "fmod", "min", "max", "neg", 
            "floor", "ceil", "trunc", "round", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
            "xor", "not", "shl", "shr", "isnan", "isinf", "isfinite", "where", "pow")
 BOOLEAN = ("and", "or", "xor", "not", "eq", "ne", "lt", "where", "min", "max")
-FLOATING = [op for op in OPS if op not in ("and", "or", "xor", "not", "shl", "shr")]
+# What only libraries have is not there without libdevice; fma takes three operands.
+FLOATING = [op for op in OPS if op not in ("and", "or", "xor", "not", "shl", "shr", "fma", *LIBM)]
 
 
 def one_operation(op: str, dtype: DType, size: int) -> Program:
@@ -380,6 +381,13 @@ def test_integer_operations(op: str, dtype: DType, interpreter: Any) -> None:
     if op == "pow":
         values[1] = np.abs(values[1])
     check(interpreter, one_operation(op, dtype, len(values[0])), values)
+
+
+def test_fused_product_and_sum(interpreter: Any) -> None:
+    x = [placeholder((7,), float32, f"x{i}") for i in range(3)]
+    y = compute((7,), lambda i: call("fma", *(t[i] for t in x)), name="y", origin="fma")
+    values = [np.arange(7, dtype=np.float32) + k for k in range(3)]
+    check(interpreter, Program("k_fma", tuple(x), (y,), (y,)), values)
 
 
 @pytest.mark.parametrize("op", BOOLEAN)

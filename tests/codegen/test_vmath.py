@@ -14,6 +14,7 @@ import pytest
 from terrazzo.chips.cpu import host
 from terrazzo.codegen.llvm.builder import Builder, Module, Val, const
 from terrazzo.codegen.llvm.vmath import FUNCTIONS, emit
+from terrazzo.scalar import OPS
 
 
 def _load_benchmark() -> ModuleType:
@@ -164,3 +165,21 @@ def test_wrong_operands_are_refused() -> None:
         emit(b, "exp", [Val("<8 x half>", ("%x",))])
     with pytest.raises(TypeError, match="f32 or f64"):
         emit(b, "pow", [const("float", 1.0), const("double", 1.0)])
+
+
+def test_references_of_what_the_c_library_computes() -> None:
+    one = np.array([1.0, 2.0])
+    np.testing.assert_allclose(OPS["j0"].numpy(one), [0.7651976865579666, 0.22389077914123567])
+    np.testing.assert_allclose(OPS["jn"].numpy(np.array([2.0, 3.0]), one),
+                               [0.1149034849319005, 0.12894324947440205])
+    np.testing.assert_array_equal(OPS["remainder"].numpy(np.array([5.0, 7.0]), one + 1), [1.0, 1.0])
+    np.testing.assert_array_equal(OPS["tgamma"].numpy(one + 3), [6.0, 24.0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fused_reference_rounds_once(dtype: type) -> None:
+    eps = np.finfo(dtype).eps
+    x = np.array([1 + eps, 1 - eps / 2, np.inf, 2.0, np.finfo(dtype).max], dtype)
+    z = np.array([-1 - 2 * eps, -1 + eps, 1.0, np.nan, -np.inf], dtype)
+    want = np.array([eps * eps, eps * eps / 4, np.inf, np.nan, -np.inf], dtype)
+    np.testing.assert_array_equal(OPS["fma"].numpy(x, x, z), want)

@@ -6,6 +6,7 @@ import ctypes
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from terrazzo.runtime.trampoline import python_function
@@ -24,6 +25,18 @@ def test_integers_arrive(count: int) -> None:
     function = python_function(address_of(target), 0, count)
     assert function(*range(1, count + 1)) == count
     assert seen == [tuple(range(1, count + 1))]
+
+
+def test_what_counts_as_an_integer() -> None:
+    seen: list[tuple[int, ...]] = []
+    target = ctypes.CFUNCTYPE(None, *[i64] * 3)(lambda *a: seen.append(a))
+    function = python_function(address_of(target), 0, 3)
+    function(-1, 2**64 - 2, np.int64(7))
+    assert seen == [(-1, -2, 7)]
+    for wrong in (1.5, None, "7"):
+        with pytest.raises(TypeError):
+            function(1, wrong, 3)
+    assert len(seen) == 1
 
 
 def test_objects_arrive_as_their_addresses() -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 import types
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+import terrazzo
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -70,21 +78,109 @@ def test_options_of_gpus_are_accepted() -> None:
     assert torch.equal(x, torch.full((64,), 2.0))
 
 
-def test_without_torch() -> None:
-    import numpy as np
+class Array:
+    """Anything that says where its data lies and of what type it is."""
 
-    class Array:
-        """Anything that says where its data lies."""
+    def __init__(self, data: np.ndarray):
+        self.data, self.dtype = data, data.dtype
 
-        def __init__(self, data: np.ndarray):
-            self.data, self.dtype = data, torch.float32
+    def data_ptr(self) -> int:
+        return int(self.data.ctypes.data)
 
-        def data_ptr(self) -> int:
-            return int(self.data.ctypes.data)
 
+def test_anything_with_an_address() -> None:
     x, out = np.arange(50, dtype=np.float32), np.zeros(50, np.float32)
     add[(1,)](Array(x), Array(x), Array(out), 50, BLOCK=64)
     assert (out == 2 * x).all()
+
+
+WITHOUT_TORCH = '''
+import sys
+class WithoutTorch:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, WithoutTorch())
+import triton, triton.language as tl
+from triton.backends import Backend, backends
+from terrazzo.triton_cpu.compiler import CPUBackend
+from terrazzo.triton_cpu.driver import CPUDriver
+'''
+SCALING = WITHOUT_TORCH + '''
+import numpy as np
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+class Array:
+    def __init__(self, data):
+        self.data, self.dtype = data, data.dtype
+    def data_ptr(self):
+        return self.data.ctypes.data
+
+@triton.jit
+def scale(x_ptr, desc, n, factor, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n)
+    desc.store([0], x * factor + tl.sum(x))
+
+backends.setdefault("cpu", Backend(CPUBackend, CPUDriver))
+x, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+scale[(1,)](Array(x), TensorDescriptor(Array(out), [64], [1], [64]), 64, 0.5, BLOCK=64)
+assert (out == 0.5 * x + x.sum()).all()
+assert "torch" not in sys.modules
+print("fine")
+'''
+
+
+def run_script(text: str, folder: Path) -> str:
+    """What a script prints, in a process of its own with a Triton cache in a folder."""
+    script = folder / "script.py"
+    script.write_text(text)
+    source = str(Path(terrazzo.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": source, "TRITON_CACHE_DIR": str(folder / "cache"),
+           "TRITON_DEFAULT_BACKEND": "cpu"}
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True,
+                          timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_torch(tmp_path: Path) -> None:
+    assert run_script(SCALING, tmp_path) == "fine\n"
+
+
+COUNTING = WITHOUT_TORCH + '''
+import ctypes
+
+class Array:
+    dtype = "float32"
+    def __init__(self, n):
+        self.data = (ctypes.c_float * n)(*range(n))
+    def data_ptr(self):
+        return ctypes.addressof(self.data)
+
+ran = []
+class Counting(CPUBackend):
+    def add_stages(self, stages, *rest):
+        super().add_stages(stages, *rest)
+        for name, stage in list(stages.items()):
+            stages[name] = lambda *args, name=name, stage=stage: ran.append(name) or stage(*args)
+
+@triton.jit
+def double(x_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x_ptr + i, tl.load(x_ptr + i) * 2)
+
+backends["cpu"] = Backend(Counting, CPUDriver)
+x = Array(16)
+double[(1,)](x, BLOCK=16)
+assert list(x.data) == [2 * i for i in range(16)]
+print(*ran)
+'''
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    assert run_script(COUNTING, tmp_path) == "ttir loop llir o\n"
+    assert run_script(COUNTING, tmp_path) == "\n"
 
 
 def test_hooks() -> None:
@@ -125,6 +221,17 @@ def test_a_launch_is_cheap() -> None:
     assert best < 40e-6  # four times the budget, for busy machines
 
 
+def test_a_small_kernel_compiles_quickly() -> None:
+    x = torch.ones(16)
+    taken: dict[int, float] = {}
+    for block in (32, 128, 256, 512, 1024, 16384):
+        start = time.thread_time()
+        add[(1,)](x, x, x, 16, BLOCK=block)
+        taken[block] = time.thread_time() - start
+    assert min(taken.values()) < 0.12
+    assert taken[16384] < 2 * max(taken[1024], 0.04)
+
+
 def test_levels_can_be_read() -> None:
     x = torch.ones(16)
     kernel = add[(1,)](x, x, x, 16, BLOCK=16)
@@ -159,3 +266,31 @@ def test_a_machine_with_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert driver.CPUDriver.is_active()
     monkeypatch.setenv("TRITON_DEFAULT_BACKEND", "nvidia")
     assert not driver.CPUDriver.is_active()
+
+
+class GPUDriver:
+    """What Triton sees of a GPU that is there and in use."""
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("chosen", [None, "nvidia", "cpu"])
+def test_triton_chooses_the_gpu_unless_told_otherwise(
+        monkeypatch: pytest.MonkeyPatch, chosen: str | None) -> None:
+    from terrazzo.triton_cpu.compiler import CPUBackend
+    from terrazzo.triton_cpu.driver import CPUDriver
+
+    there: Any = {"nvidia": triton.backends.Backend(CPUBackend, GPUDriver),
+                  "cpu": triton.backends.Backend(CPUBackend, CPUDriver)}
+    module: Any = sys.modules["triton.runtime.driver"]
+    monkeypatch.setattr(module, "backends", there)
+    fake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    if chosen is None:
+        monkeypatch.delenv("TRITON_DEFAULT_BACKEND", raising=False)
+    else:
+        monkeypatch.setenv("TRITON_DEFAULT_BACKEND", chosen)
+    expected = CPUDriver if chosen == "cpu" else GPUDriver
+    assert type(module._create_driver()) is expected

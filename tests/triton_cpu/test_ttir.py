@@ -87,3 +87,29 @@ def test_commas_in_brackets_and_strings_do_not_split() -> None:
 def test_what_is_no_operation_is_refused() -> None:
     with pytest.raises(CodegenError, match="cannot be read"):
         parse("what is this")
+
+
+SIBLINGS = '''
+"builtin.module"() ({
+  "tt.func"() <{sym_name = "f", sym_visibility = "public"}> ({
+  ^bb0(%x: i1):
+    %0:2 = "scf.if"(%x) ({
+      %1 = "a"() : () -> i32
+      "scf.yield"(%1, %1) : (i32, i32) -> ()
+    }, {
+      %1 = "b"() : () -> i32
+      "scf.yield"(%1, %1) : (i32, i32) -> ()
+    }) : (i1) -> (i32, i32)
+    "c"(%0#1) : (i32) -> ()
+  }) : () -> ()
+}) : () -> ()
+'''
+
+
+def test_every_value_has_a_name_of_its_own() -> None:
+    choice, user = parse(SIBLINGS).entry.regions[0][0].ops
+    yes, no = (region[0].ops for region in choice.regions)
+    assert yes[0].results != no[0].results
+    assert yes[1].operands == yes[0].results * 2
+    assert no[1].operands == no[0].results * 2
+    assert user.operands == choice.results[1:]

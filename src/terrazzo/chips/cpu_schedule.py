@@ -74,8 +74,13 @@ def streams(stage: Tensor, chip: ChipSpec) -> bool:
     fresh memory at every call, which the kernel has just cleared by way of the caches.
     """
     size = num_elements(stage.shape)
-    smallest = max(3 * chip.l2_bytes, chip.l3_bytes // 16)
-    return isinstance(size, int) and 0 < smallest <= size * stage.dtype.itemsize < FRESH_MEMORY
+    smallest, limit = streaming_sizes(chip)
+    return isinstance(size, int) and smallest <= size * stage.dtype.itemsize < limit
+
+
+def streaming_sizes(chip: ChipSpec) -> tuple[int, int]:
+    """From how many bytes on, and below how many, outputs are stored past the caches."""
+    return max(3 * chip.l2_bytes, chip.l3_bytes // 16, 1), FRESH_MEMORY
 
 
 def _streaming(program: Program, s: Schedule, chip: ChipSpec) -> Schedule:

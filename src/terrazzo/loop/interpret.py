@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,12 +20,23 @@ from terrazzo.loop.ir import (
     Function,
     If,
     Let,
+    Pause,
     Stmt,
     Store,
     Tile,
     While,
 )
-from terrazzo.scalar import OPS, REDUCTIONS, Call, Const, FromIndex, Load, Scalar, walk
+from terrazzo.scalar import (
+    OPS,
+    REDUCTIONS,
+    Call,
+    Const,
+    FromIndex,
+    Load,
+    Scalar,
+    Undefined,
+    walk,
+)
 
 Env = dict[Var, Any]
 
@@ -63,6 +75,9 @@ def _run(stmt: Stmt, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
             _run(stmt.body, env, memory)
     elif isinstance(stmt, Atomic):
         _atomic(stmt, env, memory)
+    elif isinstance(stmt, Pause):
+        if stmt.clock is not None:
+            memory[stmt.clock[0]][evaluate(stmt.clock[1], env)] = time.monotonic_ns()
     elif isinstance(stmt, Alloc):
         size = int(evaluate(stmt.buffer.size, env))
         memory[stmt.buffer] = np.zeros(size, stmt.buffer.dtype.np)
@@ -131,7 +146,7 @@ def _atomic(stmt: Atomic, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
         if before.tobytes() == convert(evaluate_scalar(stmt.expected, env, memory),
                                        stmt.buffer.dtype).tobytes():
             array[at] = value
-    else:
+    elif stmt.kind != "load":
         array[at] = value if stmt.kind == "exchange" else OPS[stmt.kind].numpy(before, value)
     if stmt.old is not None:
         memory[stmt.old[0]][evaluate(stmt.old[1], env)] = before
@@ -163,6 +178,8 @@ def evaluate_scalar(root: Scalar, env: Env, memory: Mapping[Any, np.ndarray]) ->
     for node in walk(root):
         if isinstance(node, Const):
             result: Any = np.asarray(node.value).astype(node.dtype.np)
+        elif isinstance(node, Undefined):
+            result = np.zeros((), node.dtype.np)
         elif isinstance(node, FromIndex):
             result = np.asarray(evaluate(node.index, env)).astype(node.dtype.np)
         elif isinstance(node, Load):

@@ -4,7 +4,7 @@
     Stmt     = For(var, lo, hi, kind, body) | Block(Stmt*) | If(cond, then, orelse)
              | Alloc(buffer, body) | Store(buffer, index, value, reduce?) | Tile(intrinsic, ...)
              | Let(var, value, body) | While(cond, body)
-             | Atomic(kind, buffer, index, value, expected?, old?)
+             | Atomic(kind, buffer, index, value, expected?, old?) | Pause(clock?)
     kind     = serial | parallel | vector | unrolled | program
 
 Buffers are flat: an address is one index expression, so strides are settled above this level.
@@ -23,7 +23,7 @@ import numpy as np
 from terrazzo.dtypes import DType
 from terrazzo.index import Index, Var, substitute
 from terrazzo.loop.packing import Packing
-from terrazzo.scalar import Load, Scalar, format_scalar, substitute_indices
+from terrazzo.scalar import Load, Scalar, format_lines, format_scalar, substitute_indices
 
 KINDS = ("serial", "parallel", "vector", "unrolled", "program")
 
@@ -69,6 +69,7 @@ class For(Stmt):
     body: Stmt
     kind: str = "serial"
     grain: Index = 1
+    hoist: bool = True  # what stays the same in it may be computed before it
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +104,7 @@ class While(Stmt):
 
     cond: Scalar
     body: Stmt
+    hoist: bool = True  # as of For
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +115,7 @@ class Store(Stmt):
     index: Index | Scalar
     value: Scalar
     reduce: str | None = None
-    streaming: bool = False  # will not be read again soon: may bypass the caches
+    streaming: bool | Scalar = False  # (when) it will not be read soon: may bypass the caches
     mask: Scalar | None = None  # nothing is stored where it does not hold
 
 
@@ -124,8 +126,8 @@ ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange", "compare")
 class Atomic(Stmt):
     """`buffer[index] = kind(buffer[index], value)` in one step that no other thread sees half done.
 
-    "exchange" stores the value, "compare" stores it only where `expected` was found. What was there
-    before goes to a place in another buffer, `old`.
+    "exchange" stores the value, "compare" stores it only where `expected` was found, "load" leaves
+    memory as it is. What was there before goes to a place in another buffer, `old`.
     """
 
     kind: str
@@ -134,6 +136,16 @@ class Atomic(Stmt):
     value: Scalar
     expected: Scalar | None = None
     old: tuple[Buffer, Index] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pause(Stmt):
+    """Lets other threads run, in a loop that waits for them.
+
+    `clock` is a place of 64-bit integers where the time goes, in nanoseconds from some point on.
+    """
+
+    clock: tuple[Buffer, Index] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +258,8 @@ def substitute_vars(stmt: Stmt, values: Mapping[Var, Index]) -> Stmt:
                 node, index=index(node.index), value=index(node.value),
                 expected=None if node.expected is None else index(node.expected),
                 old=None if node.old is None else (node.old[0], index(node.old[1])))
+        if isinstance(node, Pause) and node.clock is not None:
+            return Pause((node.clock[0], index(node.clock[1])))
         if isinstance(node, While):
             return replace(node, cond=index(node.cond))
         if isinstance(node, If):
@@ -287,16 +301,23 @@ def format_stmt(stmt: Stmt, indent: int = 0) -> list[str]:
     if isinstance(stmt, Store):
         index = format_scalar(stmt.index) if isinstance(stmt.index, Scalar) else str(stmt.index)
         sign = _REDUCE_TEXT[stmt.reduce] if stmt.reduce else "="
-        note = "  # streaming" if stmt.streaming else ""
+        note = "  # streaming" if stmt.streaming is not False else ""
+        if isinstance(stmt.streaming, Scalar):
+            note += f" if {format_scalar(stmt.streaming)}"
         if stmt.mask is not None:
             note = f" if {format_scalar(stmt.mask)}{note}"
-        return [f"{pad}{stmt.buffer.name}[{index}] {sign} {format_scalar(stmt.value)}{note}"]
+        *shared, value = format_lines(stmt.value)
+        return [*(pad + line for line in shared),
+                f"{pad}{stmt.buffer.name}[{index}] {sign} {value}{note}"]
     if isinstance(stmt, Atomic):
         index = format_scalar(stmt.index) if isinstance(stmt.index, Scalar) else str(stmt.index)
-        given = [stmt.value] if stmt.expected is None else [stmt.expected, stmt.value]
+        given = [v for v in (stmt.expected, stmt.value) if v is not None and stmt.kind != "load"]
         target = f"{stmt.old[0].name}[{stmt.old[1]}] = " if stmt.old is not None else ""
-        return [f"{pad}{target}atomic_{stmt.kind}(&{stmt.buffer.name}[{index}], "
-                f"{', '.join(map(format_scalar, given))})"]
+        return [f"{pad}{target}atomic_{stmt.kind}("
+                f"{', '.join([f'&{stmt.buffer.name}[{index}]', *map(format_scalar, given)])})"]
+    if isinstance(stmt, Pause):
+        target = f"{stmt.clock[0].name}[{stmt.clock[1]}] = " if stmt.clock is not None else ""
+        return [f"{pad}{target}pause()"]
     assert isinstance(stmt, Tile)
     places = [f"&{b.name}[{o}]" for b, o in stmt.places]
     rest = [str(s) for s in stmt.sizes] + [f"{k}={v}" for k, v in stmt.constants.items()]

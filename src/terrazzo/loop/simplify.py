@@ -415,7 +415,7 @@ def _tightened(stmt: Stmt, table: dict[Var, Index]) -> Stmt:
         var = Var(stmt.var.name, low, max(top, low))
     inner = table if var is stmt.var else {**table, stmt.var: var}
     return For(var, lo, hi, _tightened(stmt.body, inner), stmt.kind,
-               substitute(stmt.grain, table))
+               substitute(stmt.grain, table), stmt.hoist)
 
 
 def replace_buffer(stmt: Stmt, old: Buffer, new: Buffer) -> Stmt:

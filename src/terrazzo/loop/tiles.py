@@ -12,7 +12,7 @@ it has none, or declines, these loops are what runs. The interpreter always runs
 `columns` says how many of the `nr` columns there are; the others are neither read nor written
 (`transpose_tile` repeats the last one). A and B may be half types: they are widened to C's type.
 S of `fma_tile` is memory that will be needed soon, `share` elements of it for each step of k: a
-template may ask for it ahead.
+template may ask for it ahead. A fourth constant, `near`, says that nothing need be asked for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _clear(place: Place, row: Var, ldc: Index, rows: int, columns: Index) -> Stm
 
 
 def _fma_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr: int,
-                 accumulate: bool) -> Stmt:
+                 accumulate: bool, near: bool = False) -> Stmt:
     (c, c_at), (a, a_at), (b, b_at) = places[:3]
     k, lda, a_step, ldb, ldc = sizes[:5]
     columns = sizes[5] if len(sizes) > 5 else nr
@@ -78,19 +78,19 @@ TRANSPOSE_TILE = TileIntrinsic("transpose_tile", _transpose_meaning)
 def fma_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,
              lda: Index, a_step: Index, ldb: Index, ldc: Index, mr: int, nr: int,
              accumulate: bool, columns: Index | None = None,
-             soon: tuple[Index, Index] | None = None) -> Stmt:
+             soon: tuple[Index, Index] | None = None, near: bool = False) -> Stmt:
     """`C[i, j] (+)= sum over p of A[i, p] * B[p, j]`, contiguous along j: an outer-product kernel.
 
     C[i, j] is at `c_at + i*ldc + j`, A[i, p] at `a_at + i*lda + p*a_step`, B[p, j] at
     `b_at + p*ldb + j`. `soon` says where in B the next tiles will read, and how many elements of
-    it to ask for in each step of k.
+    it to ask for in each step of k. If B is `near`, in the nearest cache, none of it is asked for.
     """
     live: tuple[Index, ...] = () if columns is None or columns == nr else (columns,)
     places: tuple[Place, ...] = ((c, c_at), (a, a_at), (b, b_at))
     if soon is not None:
         places, live = (*places, (b, soon[0])), (nr if columns is None else columns, soon[1])
     return Tile(FMA_TILE, places, (k, lda, a_step, ldb, ldc, *live),
-                {"mr": mr, "nr": nr, "accumulate": accumulate})
+                {"mr": mr, "nr": nr, "accumulate": accumulate, **({"near": True} if near else {})})
 
 
 def dot_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,

@@ -25,6 +25,8 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -65,6 +67,24 @@ def parallel_for(fn: int, ctx: int, n: int, max_threads: int = 0) -> None:
     _pool().launch(fn, ctx, n, max_threads)
 
 
+@contextmanager
+def crowd(threads: int) -> Iterator[None]:
+    """Give launches so many threads, however few cores there are, to one such launch at a time.
+
+    For chunks that wait for each other: each needs a thread of its own, and two such launches
+    would each take threads that the other waits for.
+    """
+    pool = _the_pool or _pool()
+    with _crowd_lock:
+        pool.configure(min(threads, _MAX_WORKERS + 1), min(knobs.spin, _SPIN_WHEN_CROWDED))
+        try:
+            yield
+        finally:
+            # So many threads must not spin until they sleep; the next `sync` restores the rest.
+            pool.configure(usable_cores(), min(knobs.spin, _SPIN_WHEN_CROWDED))
+            pool.settings = None
+
+
 def worker_count() -> int:
     """Count the worker threads started so far in this process; the caller's own is not one."""
     return int(_pool().workers.value)
@@ -91,6 +111,7 @@ class _Pool:
 
 _the_pool: _Pool | None = None
 _pool_lock = threading.Lock()
+_crowd_lock = threading.Lock()
 
 
 def _pool() -> _Pool:
@@ -405,7 +426,7 @@ worked:
   br label %idle
 }}
 
-; Starts workers until there are so many. Who finds another thread at it goes on without.
+; Starts workers until there are so many, or no more can be started; one thread at a time.
 define internal void @start_workers(i64 %wanted) noinline nounwind {{
 entry:
   %thread = alloca i64
@@ -500,8 +521,10 @@ staff:
   %few = icmp slt i64 %workers, %goal
   br i1 %few, label %hire, label %open
 hire:
+  ; Who finds another thread at it looks again: chunks may wait for each other, so all must come.
+  {system.pause}
   call void @start_workers(i64 %helpers)
-  br label %open
+  br label %staff
 open:
   %slot = call i64 @take_slot()
   %busy = icmp slt i64 %slot, 0

@@ -30,7 +30,8 @@ def python_function(address: int, objects: int, integers: int) -> Callable[..., 
     """A function of some objects and then some integers, which calls the code at `address`.
 
     The code gets the objects' own addresses and the integers as 64-bit numbers, addresses among
-    them, and returns nothing; the last integer comes back.
+    them, and returns nothing; the last integer comes back. Whatever has `__index__` is an integer;
+    for anything else the call raises TypeError, and the code does not run.
     """
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
@@ -65,15 +66,22 @@ def trampoline_ir(objects: int, integers: int) -> str:
     count = objects + integers
     lines = ["declare ptr @PyLong_AsVoidPtr(ptr)", "declare ptr @PyEval_SaveThread()",
              "declare void @PyEval_RestoreThread(ptr)", "declare void @Py_IncRef(ptr)",
+             "declare i64 @PyLong_AsUnsignedLongLongMask(ptr)", "declare ptr @PyErr_Occurred()",
              "define ptr @tz_trampoline(ptr %self, ptr %args, i64 %nargs) {",
              "  %target = call ptr @PyLong_AsVoidPtr(ptr %self)"]
     for i in range(count):
         lines += [f"  %slot{i} = getelementptr ptr, ptr %args, i64 {i}",
                   f"  %object{i} = load ptr, ptr %slot{i}"]
     for i in range(objects, count):
-        lines.append(f"  %integer{i} = call ptr @PyLong_AsVoidPtr(ptr %object{i})")
-    values = [f"ptr %{'object' if i < objects else 'integer'}{i}" for i in range(count)]
-    lines += ["  %state = call ptr @PyEval_SaveThread()",
+        lines.append(f"  %integer{i} = call i64 @PyLong_AsUnsignedLongLongMask(ptr %object{i})")
+    values = [f"ptr %object{i}" if i < objects else f"i64 %integer{i}" for i in range(count)]
+    lines += ["  %error = call ptr @PyErr_Occurred()",
+              "  %wrong = icmp ne ptr %error, null",
+              "  br i1 %wrong, label %refuse, label %run",
+              "refuse:",
+              "  ret ptr null",
+              "run:",
+              "  %state = call ptr @PyEval_SaveThread()",
               f"  call void %target({', '.join(values)})",
               "  call void @PyEval_RestoreThread(ptr %state)",
               # A Python function must answer with something: the last argument is at hand.

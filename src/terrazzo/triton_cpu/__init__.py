@@ -12,7 +12,9 @@ of a kernel, and where to look:
 | `lower`, `lower_*` | one handler an operation, by families |
 | `nest`, `addresses` | loop nests; affine addresses, masks as loop bounds, whole tiles |
 | `launch`, `driver` | the grid over the thread pool, a launch in a few microseconds |
-| `libdevice` | functions of `triton.language.extra.libdevice` |
+| `waiting` | which programs wait for each other, and need threads of their own |
+| `conversions` | casts between floats: roundings, saturation, fp8e4b15 |
+| `libdevice`, `externals*` | functions of `triton.language.extra.libdevice`, and their meaning |
 
 docs/triton-cpu.md says what is supported and what is missing.
 """

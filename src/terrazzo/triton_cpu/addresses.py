@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from terrazzo.dtypes import bool_, int64
+import numpy as np
+
+from terrazzo.dtypes import bool_, float32, int64
 from terrazzo.index import Index, Var, bounds, coefficient, free_vars, substitute
-from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, children, rewrite, walk
+from terrazzo.scalar import OPS, Call, Const, FromIndex, Load, Scalar, children, rewrite, walk
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 # a < b is a - b + 0 < 0, and so on: what is negative exactly where the comparison holds.
@@ -228,3 +231,34 @@ def replaced(root: Scalar, table: dict[int, Scalar]) -> Scalar:
                 fresh = Load(node.dtype, node.source, (done[id(index)],))
         done[id(node)] = fresh
     return done[id(root)]
+
+
+def reciprocals(root: Scalar, var: Var) -> Scalar:
+    """An expression with products for divisions by what does not change with a variable.
+
+    Triton's division of float32 may be off by two units in the last place, and a vector of them
+    takes as long as thirty products.
+    """
+
+    def visit(node: Scalar) -> Scalar | None:
+        if isinstance(node, Call) and node.op == "div" and node.dtype is float32 and (
+                not depends(node.args[1], (var,)) and depends(node.args[0], (var,))):
+            inverse = Call(float32, "div", (Const(float32, 1.0), node.args[1]))
+            return Call(float32, "mul", (node.args[0], inverse))
+        return None
+
+    return rewrite(root, visit)
+
+
+def known_number(root: Scalar) -> Any:
+    """The value of an expression of nothing but numbers; None for others."""
+    known: dict[int, Any] = {}
+    for node in walk(root):
+        if isinstance(node, Const):
+            known[id(node)] = node.dtype.np.type(node.value)
+        elif isinstance(node, Call) and node.op not in ("cast", "bitcast"):
+            with np.errstate(all="ignore"):
+                known[id(node)] = OPS[node.op].numpy(*(known[id(a)] for a in node.args))
+        else:
+            return None
+    return known[id(root)]

@@ -13,17 +13,21 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from triton import knobs as triton_knobs
 from triton._C.libtriton import ir, passes
 from triton.backends import compiler as triton_compiler
 
 from terrazzo.chips.cpu import host
 from terrazzo.codegen.llvm import jit
 from terrazzo.errors import CodegenError
-from terrazzo.loop.ir import Function
-from terrazzo.runtime.cache import make_key
+from terrazzo.knobs import knobs
+from terrazzo.runtime.cache import make_key, source_stamp
+from terrazzo.triton_cpu.conversions import convert_custom_types
+from terrazzo.triton_cpu.elementwise import ALONE
 from terrazzo.triton_cpu.launch import kernel_text
-from terrazzo.triton_cpu.lower import lower
-from terrazzo.triton_cpu.ttir import parse
+from terrazzo.triton_cpu.lower import Lowered, lower
+from terrazzo.triton_cpu.ttir import parse, walk
+from terrazzo.triton_cpu.waiting import has_waiting
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class CPUOptions:
     enable_fp_fusion: bool = True
     launch_cooperative_grid: bool = False
     launch_pdl: bool = False
-    supported_fp8_dtypes: tuple[str, ...] = ("fp8e5", "fp8e4nv", "fp8e4b8", "fp8e5b16")
+    supported_fp8_dtypes: tuple[str, ...] = (
+        "fp8e5", "fp8e4nv", "fp8e4b8", "fp8e5b16", "fp8e4b15")
     deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
     default_dot_input_precision: str = "ieee"
     allowed_dot_input_precisions: tuple[str, ...] = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
@@ -50,6 +55,10 @@ class CPUOptions:
     sanitize_overflow: bool = False
     arch: str = ""
     instrumentation_mode: str = ""
+
+    def __post_init__(self) -> None:
+        if self.num_warps < 1 or self.num_warps & (self.num_warps - 1):  # as on GPUs
+            raise AssertionError(f"num_warps must be a power of 2, not {self.num_warps}")
 
     def hash(self) -> str:
         text = "_".join(f"{k}-{v}" for k, v in sorted(self.__dict__.items()))
@@ -74,9 +83,7 @@ def _options_of_others() -> frozenset[str]:
 class LoopText(str):
     """The text of Loop IR, with the function itself for the next stage."""
 
-    function: Function
-    sources: list[int]
-    pointers: list[bool]
+    lowered: Lowered
 
 
 class CPUBackend(triton_compiler.BaseBackend):
@@ -90,11 +97,16 @@ class CPUBackend(triton_compiler.BaseBackend):
         return bool(target.backend == "cpu")
 
     def hash(self) -> str:
-        return "terrazzo-" + make_key("triton_cpu")
+        return "terrazzo-" + make_key("triton_cpu", source_stamp(), str(knobs.code_key))
 
     def parse_options(self, opts: dict[str, Any]) -> CPUOptions:
         own = {f.name for f in fields(CPUOptions)}
         given = {k: v for k, v in opts.items() if k in own and v is not None}
+        if given.get("enable_fp_fusion") is None:
+            given["enable_fp_fusion"] = triton_knobs.language.default_fp_fusion
+        given.setdefault("sanitize_overflow", bool(given.get("debug")))  # it is made of asserts
+        if isinstance(given.get("extern_libs"), dict):  # options are keys of a cache
+            given["extern_libs"] = tuple(given["extern_libs"].items())
         options = CPUOptions(**{"arch": str(self.target.arch), **given})
         for name, value in opts.items():  # Triton refuses keywords that options do not have
             if name not in own and name in _options_of_others():
@@ -105,7 +117,8 @@ class CPUBackend(triton_compiler.BaseBackend):
         return (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
     def get_codegen_implementation(self, options: CPUOptions) -> dict[str, Any]:
-        return {"min_dot_size": lambda lhs, rhs: (1, 1, 1), "convert_custom_types": None}
+        return {"min_dot_size": lambda lhs, rhs: (1, 1, 1),
+                "convert_custom_types": convert_custom_types}
 
     def get_module_map(self) -> dict[str, ModuleType]:
         from terrazzo.triton_cpu import libdevice
@@ -157,11 +170,18 @@ def generic_text(module: Any) -> str:
 
 def _make_loops(module: Any, metadata: dict[str, Any]) -> LoopText:
     parsed = parse(generic_text(module))
-    function, sources = lower(parsed)
-    metadata["name"], metadata["shared"] = function.name, 0
-    text = LoopText(function)
-    text.function, text.sources = function, sources
-    text.pointers = [t.pointer for _, t in parsed.entry.regions[0][0].args]
+    if not metadata["enable_fp_fusion"]:
+        for function in parsed.functions.values():
+            for op in walk(function.regions[0]):
+                if op.name == "arith.mulf":
+                    op.attrs[ALONE] = True
+    lowered = lower(parsed, knobs.sanitize)
+    # Kernels that size their grid divide by what they take of the shared memory.
+    metadata["name"], metadata["shared"] = lowered.function.name, 1
+    metadata["reports"] = lowered.reports
+    metadata["waits"] = has_waiting(parsed)
+    text = LoopText(lowered.function)
+    text.lowered = lowered
     return text
 
 
@@ -169,4 +189,4 @@ def _make_llvm(text: str) -> str:
     if not isinstance(text, LoopText):
         raise CodegenError("Loop IR cannot be read back from text",
                            hint="override the stage ttir, llir or o instead")
-    return kernel_text(text.function, text.sources, text.pointers)
+    return kernel_text(text.lowered)

@@ -15,7 +15,10 @@ from triton.backends import compiler as triton_compiler
 from triton.backends import driver as triton_driver
 
 from terrazzo.chips.cpu import host, usable_cores
-from terrazzo.triton_cpu.launch import Launcher, LoadedKernel
+from terrazzo.knobs import knobs
+from terrazzo.triton_cpu import shadows
+from terrazzo.triton_cpu.launch import LoadedKernel
+from terrazzo.triton_cpu.reporting import make_launcher
 
 
 class _Event:
@@ -58,7 +61,7 @@ class _Utils:
                     ) -> tuple[LoadedKernel, LoadedKernel, int, int, int]:
         """Module, function, registers, spills, threads at most: Triton wants all five."""
         kernel = LoadedKernel(code)
-        return kernel, kernel, 0, 0, 1 << 30
+        return kernel, kernel, 1, 0, 1 << 30  # kernels that size their grid divide by it
 
     def unload_module(self, module: Any) -> None:
         """Code goes away with its last reference."""
@@ -72,12 +75,16 @@ def _gpu_is_there() -> bool:
     return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 
+if knobs.sanitize:  # as early as can be: outputs are made before the first launch
+    shadows.watch()
+
+
 class CPUDriver(triton_driver.DriverBase):
     """The CPU as Triton's active device: one device, one stream, launches that wait."""
 
     def __init__(self) -> None:
         self.utils = _Utils()
-        self.launcher_cls = Launcher
+        self.launcher_cls = make_launcher
         self.get_current_stream = lambda device=None: 0
         self.get_device_capability = lambda device=None: (0, 0)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from terrazzo.dtypes import DType, bool_, float32, int32, int64, uint32, uint64
-from terrazzo.errors import UnsupportedOperator
+from terrazzo.dtypes import DType, bool_, float64, int32
 from terrazzo.index import proves_le
-from terrazzo.scalar import OPS, Call, Const, FromIndex, Scalar, call, cast, where
+from terrazzo.scalar import Call, Const, FromIndex, Scalar, call, cast, where
+from terrazzo.triton_cpu.conversions import convert_float, narrowed
+from terrazzo.triton_cpu.externals import external
+from terrazzo.triton_cpu.externals_bits import high_product
+from terrazzo.triton_cpu.externals_rounding import times
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import UNSIGNED, dtype_of
 
 _KEEP_SIGN = ("cast", "add", "mul", "floordiv", "fmod", "min", "max")
+ALONE = "alone"  # an attribute of products that are rounded whatever happens to them next
 Rule = Callable[[Op, list[Scalar]], Scalar]
 
 
@@ -33,9 +37,41 @@ def _bits(name: str) -> Rule:
     one_bit = {"add": "xor", "sub": "xor", "mul": "and"}
 
     def rule(op: Op, args: list[Scalar]) -> Scalar:
+        known = _without_neutral(name, *args)
+        if known is not None:
+            return known
         return call(one_bit[name] if args[0].dtype is bool_ else name, *args)
 
     return rule
+
+
+def _without_neutral(name: str, a: Scalar, b: Scalar) -> Scalar | None:
+    """The result where an operand is a literal 0 or 1 that leaves nothing to compute."""
+    known = [_literal(a), _literal(b)]
+    if name == "mul":
+        if 0 in known:
+            return Const(a.dtype, 0)
+        if 1 in known and a.dtype is not bool_:
+            return b if known[0] == 1 else a
+    elif known[1] == 0:
+        return a
+    elif name == "add" and known[0] == 0:
+        return b
+    return None
+
+
+def _literal(value: Scalar) -> int | None:
+    if isinstance(value, Const):
+        return int(value.value)
+    if isinstance(value, FromIndex) and isinstance(value.index, int):
+        return value.index
+    if isinstance(value, Call) and value.op == "sub":
+        a, b = (_literal(x) for x in value.args)
+        return a - b if a is not None and b is not None else None
+    if isinstance(value, Call) and value.op == "cast" and value.args[0].dtype.is_integer:
+        inner = _literal(value.args[0])
+        return inner if inner in (0, 1) else None
+    return None
 
 
 def _divide_towards_zero(op: Op, args: list[Scalar]) -> Scalar:
@@ -153,45 +189,27 @@ def _clamp(op: Op, args: list[Scalar]) -> Scalar:
 
 def _high_product(op: Op, args: list[Scalar]) -> Scalar:
     """The upper half of a product without sign."""
-    if args[0].dtype is int32:
-        wide = [cast(cast(a, uint32), uint64) for a in args]
-        return cast(call("shr", call("mul", *wide), Const(uint64, 32)), int32)
-    a, b = (cast(x, uint64) for x in args)
-    low, shift = Const(uint64, 0xFFFFFFFF), Const(uint64, 32)
-    a0, a1, b0, b1 = (call("and", a, low), call("shr", a, shift), call("and", b, low),
-                      call("shr", b, shift))
-    first = call("mul", a0, b0)
-    middle = call("add", call("mul", a1, b0), call("shr", first, shift))
-    cross = call("add", call("mul", a0, b1), call("and", middle, low))
-    total = call("add", call("mul", a1, b1), call("shr", middle, shift))
-    return cast(call("add", total, call("shr", cross, shift)), int64)
+    return cast(high_product(*(cast(a, UNSIGNED[a.dtype]) for a in args)), args[0].dtype)
 
 
 def _select(op: Op, args: list[Scalar]) -> Scalar:
     return where(*args)
 
 
-def _convert_float(op: Op, args: list[Scalar]) -> Scalar:
-    """Between float types; rounding towards zero is asked for by an attribute."""
-    source, target = args[0].dtype, dtype_of(op.type.elem)
-    if "rtz" in str(op.attrs.get("rounding", "")) or op.attrs.get("rounding") == 0:
-        if target.bits < 32 and target.name == "bfloat16" and source is float32:
-            bits = call("and", Call(int32, "bitcast", (args[0],)), Const(int32, -65536))
-            return cast(Call(float32, "bitcast", (bits,)), target)
-    return cast(args[0], target)
+def _product(op: Op, args: list[Scalar]) -> Scalar:
+    """Sums may take a product in, unless the kernel is compiled without such fusion."""
+    return times(*args) if op.attrs.get(ALONE) else call("mul", *args)
 
 
-def _external(op: Op, args: list[Scalar]) -> Scalar:
-    """A function of our libdevice, by the name of a scalar operation."""
-    name = str(op.attrs.get("symbol", "")).removeprefix("tz_")
-    if name not in OPS:
-        raise UnsupportedOperator(f"the external function {op.attrs.get('symbol')!r} is not there "
-                                  "on the CPU", hint="use triton.language.extra.libdevice")
-    return call(name, *args)
+def _fused(op: Op, args: list[Scalar]) -> Scalar:
+    """a * b + c with a single rounding; halves are exact enough in f64 to be rounded from there."""
+    if args[0].dtype.bits < 32:
+        return narrowed(call("fma", *(cast(a, float64) for a in args)), args[0].dtype)
+    return call("fma", *args)
 
 
 RULES: dict[str, Rule] = {
-    "tt.extern_elementwise": _external,
+    "tt.extern_elementwise": external,
     "arith.addi": _bits("add"), "arith.subi": _bits("sub"), "arith.muli": _bits("mul"),
     "arith.andi": _same("and"), "arith.ori": _same("or"), "arith.xori": _same("xor"),
     "arith.shli": _same("shl"), "arith.shrsi": _same("shr"), "arith.shrui": _unsigned("shr"),
@@ -201,20 +219,20 @@ RULES: dict[str, Rule] = {
     "arith.remsi": _same("fmod"), "arith.remui": _unsigned("fmod"),
     "arith.minsi": _same("min"), "arith.maxsi": _same("max"),
     "arith.minui": _unsigned("min"), "arith.maxui": _unsigned("max"),
-    "arith.addf": _same("add"), "arith.subf": _same("sub"), "arith.mulf": _same("mul"),
+    "arith.addf": _same("add"), "arith.subf": _same("sub"), "arith.mulf": _product,
     "arith.divf": _same("div"), "arith.remf": _same("fmod"), "arith.negf": _same("neg"),
     "arith.maximumf": _same("max"), "arith.minimumf": _same("min"),
     "arith.maxnumf": _ignoring_nan("gt"), "arith.minnumf": _ignoring_nan("lt"),
     "arith.cmpi": _compare_integers, "arith.cmpf": _compare_floats, "arith.select": _select,
     "arith.extsi": _sign_extend, "arith.extui": _zero_extend, "arith.trunci": _truncate,
-    "arith.index_cast": _cast, "arith.extf": _cast, "arith.truncf": _cast,
+    "arith.index_cast": _cast, "arith.extf": _cast, "arith.truncf": convert_float,
     "arith.sitofp": _from_signed,
     "arith.uitofp": lambda op, a: cast(cast(a[0], UNSIGNED[a[0].dtype]), dtype_of(op.type.elem)),
     "arith.fptosi": _cast, "arith.fptoui": _to_unsigned,
     "arith.bitcast": _bitcast, "tt.bitcast": _bitcast,
     "math.absf": _same("abs"), "math.absi": _same("abs"),
-    "math.fma": lambda op, a: call("add", call("mul", a[0], a[1]), a[2]),
-    "tt.fp_to_fp": _convert_float, "tt.clampf": _clamp, "tt.mulhiui": _high_product,
+    "math.fma": _fused,
+    "tt.fp_to_fp": convert_float, "tt.clampf": _clamp, "tt.mulhiui": _high_product,
     "tt.precise_divf": _same("div"), "tt.precise_sqrt": _same("sqrt"),
     "tt.approx_divf": _same("div"),
     **{f"math.{name}": _same(name) for name in (

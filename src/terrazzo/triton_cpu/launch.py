@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from terrazzo.chips.cpu import host
@@ -19,24 +19,32 @@ from terrazzo.codegen.llvm.kernel import write_function
 from terrazzo.codegen.llvm.loops import STATUS
 from terrazzo.errors import ArgumentError
 from terrazzo.knobs import knobs, thread_count
-from terrazzo.loop.ir import Function
 from terrazzo.runtime import pool
 from terrazzo.runtime.trampoline import python_function
+from terrazzo.triton_cpu.lower import Lowered
+from terrazzo.triton_cpu.pointers import ANYWHERE
 
 ENTRY = "tz_launch"
+ZERO = "tz_zero"
+# Programs that wait for each other run all at once up to this number. Beyond it, and in all other
+# kernels, they start in the order of their numbers: one may wait for those before it.
+MOST_WAITING = 64
 
 
-def kernel_text(function: Function, sources: Sequence[int], pointers: Sequence[bool]) -> str:
-    """The LLVM module of a kernel; `sources` names the argument that each buffer comes from."""
+def kernel_text(lowered: Lowered) -> str:
+    """The LLVM module of a kernel."""
     chip = host()
     module = Module(chip.features)
-    write_function(module, chip, function)
-    params = [("i64", f"a{i}") for i in range(len(pointers))]
+    write_function(module, chip, lowered.function)
+    params = [("i64", f"a{i}") for i in range(lowered.arguments)]
     b = Builder(module, ENTRY, [*params, *(("i64", f"g{i}") for i in range(3)), ("i64", "threads")])
-    given, rest = b.params[:len(pointers)], b.params[len(pointers):]
-    addresses = [b.cast("inttoptr", given[n], "ptr") for n in sources]
-    numbers = [value for value, pointer in zip(given, pointers, strict=True) if not pointer]
-    b.call("void", f"{function.name}.main", [*addresses, *numbers, *rest])
+    given, rest = b.params[:lowered.arguments], b.params[lowered.arguments:]
+    # Address zero is loaded, for LLVM takes memory after a null pointer that it knows for absent.
+    zero = b.load("i64", module.global_(ZERO, "i64", "0", linkage=""), 8)
+    addresses = [b.cast("inttoptr", zero if n == ANYWHERE else given[n], "ptr")
+                 for n in lowered.buffers]
+    numbers = [given[n] for n in lowered.numbers]
+    b.call("void", f"{lowered.function.name}.main", [*addresses, *numbers, *rest])
     b.ret()
     return module.text()
 
@@ -79,23 +87,56 @@ def _address(value: Any) -> int:
     if pointer is None:
         raise ArgumentError(f"a kernel was given {type(value).__name__} where it takes a pointer",
                             hint="pass a torch tensor, or anything with a method data_ptr()")
-    return int(pointer())
+    return int(pointer()) or _nowhere(value)
+
+
+def _nowhere(value: Any) -> int:
+    """The address zero, which only tensors without elements may have."""
+    check_device(value)
+    return 0
+
+
+def check_device(value: Any) -> None:
+    """Refuse a tensor of another device: reading it would end the process."""
+    device = getattr(value, "device", None)
+    if getattr(device, "type", "cpu") != "cpu":
+        raise ArgumentError(f"a kernel for the CPU was given a tensor on the device {device}",
+                            hint="move it with .cpu(), or unset TRITON_DEFAULT_BACKEND on a "
+                                 "machine with a GPU")
 
 
 _SPELLING = {"fp64": "double_bits({})", "f64": "double_bits({})"}
 
 
-def _expression(kind: Any, value: str) -> list[str]:
+def expression(kind: Any, value: str, address: str = "{}.data_ptr()") -> list[str]:
     """Python code that turns an argument of a kind into integers."""
     if isinstance(kind, (tuple, list)):
-        return [e for i, k in enumerate(kind) for e in _expression(k, f"{value}[{i}]")]
+        return [e for i, k in enumerate(kind) for e in expression(k, f"{value}[{i}]", address)]
     if kind == "constexpr":
         return []
+    if kind.startswith("tensordesc"):
+        return _descriptor(kind, value, address)
     if kind.startswith("*"):
-        return [f"({value}.data_ptr() if hasattr({value}, 'data_ptr') else address({value}))"]
+        return [address.format(value)]
     if kind.startswith(("fp", "bf", "f")):
         return [_SPELLING.get(kind, "single_bits({})").format(value)]
     return [f"int({value})" if kind in ("i1", "u1") else value]
+
+
+def _descriptor(kind: str, value: str, address: str) -> list[str]:
+    """Python code for a tensor descriptor that was made on the host.
+
+    Triton's pass turns it into pointer, shape, strides and flags; its front end asks for the shape
+    and the strides once more.
+    """
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    rank = kind.partition("[")[2].partition("]")[0].count(",") + 1
+    extents = [f"{value}.{part}[{i}]" for part in ("shape", "strides") for i in range(rank)]
+    flags = [f"{value}.padding == 'nan'"]
+    if "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__:  # since 3.7
+        flags.append(f"{value}.round_f32_to_tf32")
+    return [*expression("*", f"{value}.base", address), *extents, *flags, *extents]
 
 
 class Launcher:
@@ -105,13 +146,22 @@ class Launcher:
         signature: Mapping[Any, Any] = src.signature
         kinds = list(signature.values())
         names = [f"a{i}" for i in range(len(kinds))]
-        passed = [e for kind, name in zip(kinds, names) for e in _expression(kind, name)]
-        self.count = len(passed) + 4
+        quick, careful = ([e for kind, name in zip(kinds, names)
+                           for e in expression(kind, name, address)]
+                          for address in ("({0}.data_ptr() or nowhere({0}))", "address({})"))
+        rest = ["gx, gy, gz, threads"]
+        if getattr(metadata, "reports", None):
+            names.append("area")
+            rest.insert(0, "area")
+        self.count = len(quick) + len(rest) + 3
+        self.waits = bool(getattr(metadata, "waits", False))
         # Written out, so that a launch costs one call of Python and one of the kernel.
         text = (f"def run(native, gx, gy, gz, threads, {', '.join(names)}):\n"
-                f"    native({', '.join([*passed, 'gx, gy, gz, threads'])})\n")
+                f"    try:\n        native({', '.join([*quick, *rest])})\n"
+                f"    except AttributeError:  # an address, or None\n"
+                f"        native({', '.join([*careful, *rest])})\n")
         scope: dict[str, Any] = {"single_bits": _single_bits, "double_bits": _double_bits,
-                                 "address": _address}
+                                 "address": _address, "nowhere": _nowhere}
         exec(text, scope)
         self.run: Callable[..., None] = scope["run"]
         self.native: Callable[..., Any] | None = None
@@ -124,11 +174,18 @@ class Launcher:
             enter(launch_metadata)
         if gx > 0 and gy > 0 and gz > 0:
             if self.native is None:
+                for value in args:  # later ones come from the same place
+                    check_device(value)
                 self.native = function.function(self.count)
             if self.setting != knobs.threads:
                 self.setting, self.threads = knobs.threads, thread_count()
-            pool.sync()
-            self.run(self.native, gx, gy, gz, self.threads, *args)
+            programs = gx * gy * gz if self.waits else 0
+            if 1 < programs <= max(MOST_WAITING, self.threads):
+                with pool.crowd(programs):
+                    self.run(self.native, gx, gy, gz, programs, *args)
+            else:
+                pool.sync()
+                self.run(self.native, gx, gy, gz, self.threads, *args)
             if function.status.value:
                 function.status.value = 0
                 raise MemoryError("a Triton kernel ran out of memory for its tiles")

@@ -1,48 +1,65 @@
 """The functions of `triton.language.extra.libdevice` on the CPU.
 
-Triton's own are stubs that a backend replaces. Each of ours is an external function of a name that
-lowering maps to an operation of `scalar.OPS`.
+Triton's own are stubs that a backend replaces. Each of ours is an external function of the table
+`externals.FUNCTIONS`; f16 and bf16 are accepted wherever f32 is.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton.language as tl
 from triton.language import core
 
-# By number of arguments: names that are operations of ours.
-_UNARY = ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
-          "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "cbrt", "erf", "erfc",
-          "erfinv", "lgamma", "sqrt", "rsqrt", "floor", "ceil", "trunc")
-_BINARY = ("pow", "fmod", "atan2", "hypot", "copysign")
-_RENAMED = {"rint": "round", "nearbyint": "round", "fabs": "abs", "abs": "abs",
-            "fast_expf": "exp", "fast_logf": "log", "fast_sinf": "sin", "fast_cosf": "cos",
-            "fast_tanhf": "tanh"}
-_TESTS = {"isnan": "isnan", "isinf": "isinf", "finitef": "isfinite", "isfinited": "isfinite"}
-FLOATS = (tl.float32, tl.float64)
-PREFIX = "tz_"
+from terrazzo.errors import UnsupportedOperator
+from terrazzo.triton_cpu.externals import FUNCTIONS, symbol_of
+
+_TYPES: dict[str, core.dtype] = {
+    "h": tl.float16, "t": tl.bfloat16, "s": tl.float32, "d": tl.float64, "i": tl.int32,
+    "u": tl.uint32, "l": tl.int64, "m": tl.uint64, "b": tl.int1,
+}
 
 
-def _function(op: str, arity: int, truth: bool = False) -> core.builtin:
-    rows = {(kind,) * arity: (PREFIX + op, core.dtype("int1") if truth else kind)
-            for kind in FLOATS}
+def _function(name: str) -> Any:
+    rows: dict[tuple[core.dtype, ...], tuple[str, core.dtype]] = {}
+    for signature in FUNCTIONS[name]:
+        takes, gives = signature.split(":")
+        rows[tuple(_TYPES[c] for c in takes)] = symbol_of(name, signature), _TYPES[gives]
+    known = " or ".join("(" + ", ".join(map(str, types)) + ")" for types in rows)
 
+    def dispatch(args: list[Any], semantic: Any) -> Any:
+        tensors = [semantic.to_tensor(a) for a in args]
+        given = tuple(t.dtype for t in tensors)
+        if given not in rows:
+            raise UnsupportedOperator(
+                f"libdevice.{name} does not take ({', '.join(map(str, given))})",
+                hint=f"cast the arguments to {known}")
+        return core.extern_elementwise("", "", tensors, rows, is_pure=True, _semantic=semantic)
+
+    # Triton passes arguments by name, too, and looks for `_semantic` among the parameters.
     @core.extern
     def one(arg0, _semantic=None):  # type: ignore[no-untyped-def]
-        return core.extern_elementwise("", "", [arg0], rows, is_pure=True, _semantic=_semantic)
+        return dispatch([arg0], _semantic)
 
     @core.extern
     def two(arg0, arg1, _semantic=None):  # type: ignore[no-untyped-def]
-        return core.extern_elementwise("", "", [arg0, arg1], rows, is_pure=True,
-                                       _semantic=_semantic)
+        return dispatch([arg0, arg1], _semantic)
 
-    return one if arity == 1 else two
+    @core.extern
+    def three(arg0, arg1, arg2, _semantic=None):  # type: ignore[no-untyped-def]
+        return dispatch([arg0, arg1, arg2], _semantic)
+
+    @core.extern
+    def four(arg0, arg1, arg2, arg3, _semantic=None):  # type: ignore[no-untyped-def]
+        return dispatch([arg0, arg1, arg2, arg3], _semantic)
+
+    return (one, two, three, four)[len(next(iter(rows))) - 1]
 
 
-for _name in _UNARY:
-    globals()[_name] = _function(_name, 1)
-for _name in _BINARY:
-    globals()[_name] = _function(_name, 2)
-for _name, _op in _RENAMED.items():
-    globals()[_name] = _function(_op, 1)
-for _name, _op in _TESTS.items():
-    globals()[_name] = _function(_op, 1, truth=True)
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"libdevice.{name} does not exist on the CPU: the table of functions is "
+                         "in terrazzo.triton_cpu.externals")
+
+
+for _name in FUNCTIONS:
+    globals()[_name] = _function(_name)

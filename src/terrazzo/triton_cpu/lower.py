@@ -9,18 +9,34 @@ nests. What a family of operations does lives in files of its own (`lower_reduce
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from terrazzo.dtypes import DType, bool_, float32, float64, int32, int64
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.index import Index, Var
-from terrazzo.loop.ir import Alloc, Buffer, For, Function, Let, Stmt, block
-from terrazzo.scalar import Call, Const, FromIndex, Scalar, call, cast, where
+from terrazzo.loop.ir import Alloc, Buffer, For, Function, Let, Stmt, Store, block
+from terrazzo.scalar import Call, Const, FromIndex, Scalar, Undefined, call, cast
+from terrazzo.triton_cpu import pointers
 from terrazzo.triton_cpu.addresses import Names, Reader
 from terrazzo.triton_cpu.elementwise import EXPENSIVE, RULES, constant, not_negative
+from terrazzo.triton_cpu.fusion import Item, fused
 from terrazzo.triton_cpu.nest import Write, loops
-from terrazzo.triton_cpu.ttir import Block, Module, Op, Type
-from terrazzo.triton_cpu.uses import find_uses, inner_ops, writes_memory
-from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat
+from terrazzo.triton_cpu.ttir import Block, Module, Op, Type, walk
+from terrazzo.triton_cpu.uses import find_uses, inner_ops, is_pair, writes_memory
+from terrazzo.triton_cpu.values import (
+    Element,
+    Indices,
+    Pointer,
+    Value,
+    constant_value,
+    dtype_of,
+    flat,
+)
+
+if TYPE_CHECKING:
+    from terrazzo.triton_cpu.reports import Reports
+    from terrazzo.triton_cpu.sanitizer import Sanitizer
 
 # Combining functions of one operation that vector loops know; others are run as they stand.
 NAMED_REDUCTIONS = {
@@ -29,7 +45,6 @@ NAMED_REDUCTIONS = {
     "arith.minnumf": "min", "arith.minimumf": "min", "arith.minsi": "min",
     "arith.andi": "and", "arith.ori": "or",
 }
-Item = Stmt | tuple[Var, Scalar]  # a statement, or a name for the rest of its block
 Handler = Callable[["Lowering", Op], None]
 GRID = ("programs_x", "programs_y", "programs_z")
 
@@ -43,7 +58,7 @@ class Lowering:
         self.items: list[Item] = []
         self.locals: list[Buffer] = []
         self.params: list[tuple[Buffer, int]] = []  # a buffer, and the argument that it comes from
-        self.views: dict[tuple[Buffer, DType], Buffer] = {}  # other types of the same address
+        self.addresses: dict[int, Var] = {}  # of arguments that are needed as numbers
         self.names: dict[str, int] = {}
         self.program: list[Var] = []
         self.grid: list[Var] = []
@@ -51,8 +66,15 @@ class Lowering:
         self.deferred: list[tuple[str, Value]] = []  # to be kept in memory when first computed
         self.done: set[Op] = set()
         self.load_pointers: dict[str, str] = {}  # of each lazy load
+        self.precise = any(op.name == "tt.precise_divf" for op in walk(module.entry.regions[0]))
+        self.turns: Index = 1  # of all loops around what is being lowered
+        self.read: set[Buffer] = set()  # what the kernel has loaded from so far
         self.inplace: dict[str, Buffer] = {}  # results of products that go where they are carried
         self.uses = find_uses(module.entry.regions[0])
+        self.prologue: list[Stmt] = []  # what a program does before anything else
+        self.reports: Reports | None = None  # once something in the kernel may report
+        self.sanitizer: Sanitizer | None = None
+        self.alive: Buffer | None = None  # false after an assertion of the program failed
 
     # ------------------------------------------------------------ names, statements, buffers
     def fresh(self, name: str, lo: int | None = None, hi: int | None = None) -> Var:
@@ -66,7 +88,7 @@ class Lowering:
         """The statements that `body` emits, as one."""
         outer, self.items = self.items, []
         body()
-        inner, self.items = closed(self.items), outer
+        inner, self.items = closed(fused(self.items)), outer
         return inner
 
     def local(self, name: str, dtype: DType, size: int) -> Buffer:
@@ -77,7 +99,7 @@ class Lowering:
 
     def nest(self, shape: Sequence[int], writes: Callable[[Indices], list[Write]],
              innermost: int | None = None) -> Stmt:
-        return loops(shape, self.fresh, writes, innermost)
+        return loops(shape, self.fresh, writes, innermost, self.precise)
 
     def index(self, value: Value) -> Index:
         """An integer scalar as an index, named if it has no other form."""
@@ -86,6 +108,17 @@ class Lowering:
         assert found is not None
         self.items.extend(names.bound)
         return found
+
+    def argument_of(self, buffer: Buffer) -> int:
+        """The number of the argument that a pointer leads into, or `pointers.ANYWHERE`."""
+        return next(number for b, number in self.params if b is buffer)
+
+    def address_of(self, argument: int) -> Var:
+        """The address that was passed as an argument."""
+        if argument not in self.addresses:
+            name = next(b.name for b, number in self.params if number == argument)
+            self.addresses[argument] = Var(f"{name}_address", 0)
+        return self.addresses[argument]
 
     # ------------------------------------------------------------ errors
     def unsupported(self, op: Op, why: str = "") -> UnsupportedOperator:
@@ -127,10 +160,14 @@ class Lowering:
     def settle(self, op: Op) -> None:
         """Bring into memory what an operation is the first to need, or the last to see intact."""
         inside = inner_ops(op)
+        *views, picked = self.uses.way_to_tile(op) if is_pair(op) else [""]
         for name, value in list(self.deferred):
             if not inside.isdisjoint(self.uses.sinks.get(name, ())):
-                if not self.keeps_what_it_reads(op, value):
+                if name not in views and not self.keeps_what_it_reads(op, value):
                     self.materialise(value)
+        if picked:  # its elements will be asked for at other places than its own
+            self.materialise(self.env[picked])
+            self.deferred = [p for p in self.deferred if p[0] not in views]
         if writes_memory(op):
             keep_lazy = {op} if not op.regions else set()
             for name, value in list(self.pending):
@@ -140,7 +177,7 @@ class Lowering:
 
     def keeps_what_it_reads(self, op: Op, value: Value) -> bool:
         """Whether an operation's own loop over a tile can write another one of its shape."""
-        return op.name == "tt.reduce" and is_named(op) and (
+        return op.name == "tt.reduce" and is_named(op) and not is_pair(op) and (
             op.operand_types[0].shape == value.type.shape)
 
     def overlaps(self, op: Op, name: str, value: Value) -> bool:
@@ -150,18 +187,18 @@ class Lowering:
         target = self.env[op.operands[0]]
         source = self.env[self.load_pointers[name]]
         if source.type.shape != target.type.shape:
-            return not source.type.is_tile or (
-                self.base(source) is self.base(target))
+            return not source.type.is_tile or pointers.may_overlap(
+                self, self.base(source), self.base(target))
         probe = tuple(self.fresh("probe", 0, n - 1) if n > 1 else 0 for n in target.type.shape)
         there, here = target.pointer(probe), source.pointer(probe)
         if there.buffer is not here.buffer:
-            return False
+            return pointers.may_overlap(self, there.buffer, here.buffer)
         reader = Reader(None)
         a, b = reader.index(there.offset), reader.index(here.offset)
         return there.offset is not here.offset and (a is None or a != b)
 
-    def base(self, pointers: Value) -> Buffer:
-        return pointers.pointer(tuple(0 for _ in pointers.type.shape)).buffer
+    def base(self, value: Value) -> Buffer:
+        return value.pointer(tuple(0 for _ in value.type.shape)).buffer
 
     # ------------------------------------------------------------ blocks
     def block(self, block_: Block) -> Op | None:
@@ -174,6 +211,8 @@ class Lowering:
 
     def op(self, op: Op) -> None:
         handler = HANDLERS.get(op.name)
+        if self.sanitizer is not None:
+            handler = self.sanitizer.handlers.get(op.name, handler)
         if handler is None:
             raise self.unsupported(op)
         if op.name in SINKS:
@@ -218,7 +257,9 @@ def _elementwise(lowering: Lowering, op: Op) -> None:
     if any(a.type.pointer for a in args) or op.type.pointer:
         _on_pointers(lowering, op, args)
         return
-    value = lowering.define(op, lambda i: rule(op, [a.scalar(i) for a in args]))
+    # The condition of a select may be a single number beside tiles.
+    value = lowering.define(op, lambda i: rule(op, [
+        a.scalar(i[:len(a.type.shape)]) for a in args]))
     value.weight = 1 + sum(a.weight for a in set(args))
     dear = op.name in EXPENSIVE or value.weight > MOST_WEIGHT
     if not op.type.is_tile:
@@ -253,50 +294,36 @@ def _name_scalar(lowering: Lowering, op: Op, value: Value) -> None:
 
 def _on_pointers(lowering: Lowering, op: Op, args: list[Value]) -> None:
     if op.name == "arith.select":
-        def select(i: Indices) -> Pointer:
-            yes, no = args[1].pointer(i), args[2].pointer(i)
-            if yes.buffer is not no.buffer:
-                raise lowering.unsupported(op, "a choice between pointers into two tensors")
-            return Pointer(yes.buffer, where(args[0].scalar(i), yes.offset, no.offset))
-
-        lowering.define(op, select)
+        lowering.define(op, lambda i: pointers.choose(
+            lowering, args[0].scalar(i[:len(args[0].type.shape)]), args[1].at(i), args[2].at(i)))
     elif op.name == "tt.bitcast":
-        target = dtype_of(op.type.elem)
-
-        def view(i: Indices) -> Pointer:
-            pointer = args[0].pointer(i)
-            old, new = pointer.buffer.dtype.itemsize, target.itemsize
-            offset = pointer.offset
-            if old > new:
-                offset = call("mul", offset, Const(int64, old // new))
-            elif new > old:
-                offset = call("floordiv", offset, Const(int64, new // old))
-            return Pointer(as_type(lowering, pointer.buffer, target), offset)
-
-        lowering.define(op, view)
+        dtype = dtype_of(op.type.elem)
+        lowering.define(op, lambda i: pointers.reinterpreted(
+            lowering, args[0].pointer(i), dtype))
     else:
         raise lowering.unsupported(op, "on pointers")
 
 
-def as_type(lowering: Lowering, buffer: Buffer, dtype: DType) -> Buffer:
-    """The same address as a pointer to another type."""
-    if buffer.dtype is dtype:
-        return buffer
-    found = lowering.views.get((buffer, dtype))
-    if found is None:
-        number = next(n for b, n in lowering.params if b is buffer)
-        found = Buffer(f"{buffer.name}_{dtype.short}", dtype, 0, bounded=False)
-        lowering.views[(buffer, dtype)] = found
-        lowering.params.append((found, number))
-    return found
+def _pointer_to_number(lowering: Lowering, op: Op) -> None:
+    source = lowering.operand(op, 0)
+    lowering.define(op, lambda i: pointers.address(lowering, source.pointer(i)))
+
+
+def _number_to_pointer(lowering: Lowering, op: Op) -> None:
+    source, dtype = lowering.operand(op, 0), dtype_of(op.type.elem)
+    lowering.define(op, lambda i: pointers.pointer_to(lowering, source.scalar(i), dtype))
 
 
 def _constant(lowering: Lowering, op: Op) -> None:
     value, dtype = op.attrs["value"], dtype_of(op.type.elem)
-    if isinstance(value, list):
-        raise lowering.unsupported(op, "a constant tile of different numbers")
-    literal = constant(dtype, value)
-    lowering.define(op, lambda i: literal)
+    if not isinstance(value, list):
+        literal = constant(dtype, value)
+        lowering.define(op, lambda i: literal)
+        return
+    buffer = lowering.local("constant", dtype, op.type.count)
+    for place, number in enumerate(value):
+        lowering.emit(Store(buffer, place, constant(dtype, number)))
+    lowering.env[op.results[0]] = lowering.stored(op.type, buffer)
 
 
 def _program_id(lowering: Lowering, op: Op) -> None:
@@ -314,60 +341,85 @@ def _nothing(lowering: Lowering, op: Op) -> None:
 
 
 def _poison(lowering: Lowering, op: Op) -> None:
+    dtype = dtype_of(op.type.elem)
     if op.type.pointer:
-        raise lowering.unsupported(op, "an undefined pointer")
-    value = constant(dtype_of(op.type.elem), 0)
-    lowering.define(op, lambda i: value)
+        nowhere = pointers.pointer_to(lowering, Const(int64, 0), dtype)
+        lowering.define(op, lambda i: nowhere)
+    else:
+        lowering.define(op, lambda i: Undefined(dtype))
 
 
 TERMINATORS = frozenset({"tt.return", "scf.yield", "scf.condition", "cf.br", "cf.cond_br",
-                         "tt.reduce.return", "tt.scan.return"})
+                         "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"})
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(RULES, _elementwise),
     "arith.constant": _constant, "tt.get_program_id": _program_id,
     "tt.get_num_programs": _num_programs,
     "llvm.intr.assume": _nothing, "ttg.barrier": _nothing, "gpu.barrier": _nothing,
     "ub.poison": _poison,
+    "tt.ptr_to_int": _pointer_to_number, "tt.int_to_ptr": _number_to_pointer,
 }
 SINKS: set[str] = set()  # operations that need elements, or write memory
 
 
-def lower(module: Module) -> tuple[Function, list[int]]:
-    """A kernel as a function of Loop IR, and which argument each of its buffers comes from.
+@dataclass(frozen=True)
+class Lowered:
+    """A kernel as a function of Loop IR, and the arguments that its parameters come from.
 
-    Its sizes are the numbers among the arguments, as bits, then the three sizes of the grid.
+    Its sizes are some arguments as 64-bit numbers (floats by their bits, pointers where they are
+    calculated with), then the three sizes of the grid.
     """
+
+    function: Function
+    buffers: list[int]  # the number of an argument, or `pointers.ANYWHERE`
+    numbers: list[int]
+    arguments: int  # how many there are
+    reports: dict[str, Any] | None  # what the records of its last argument mean, if it has one
+
+
+def lower(module: Module, sanitize: bool = False) -> Lowered:
+    """Lower a kernel to Loop IR; with `sanitize`, every access to memory is checked."""
     from terrazzo.triton_cpu import (
         lower_atomic,
         lower_control,
+        lower_debug,
         lower_dot,
+        lower_dot_scaled,
+        lower_map,
         lower_memory,
         lower_reduce,
         lower_views,
     )
 
-    for family in (lower_control, lower_reduce, lower_dot, lower_atomic, lower_memory,
-                   lower_views):
+    for family in (lower_control, lower_debug, lower_reduce, lower_dot, lower_dot_scaled,
+                   lower_atomic, lower_map, lower_memory, lower_views):
         HANDLERS.update(family.HANDLERS)
         SINKS.update(family.SINKS)
     lowering = Lowering(module)
     entry = module.entry
     blocks = entry.regions[0]
     sizes: list[Var] = []
+    numbers: list[int] = []
     for number, (name, type_) in enumerate(blocks[0].args):
         label = name.strip("%") or f"arg{number}"
         if type_.pointer:
             buffer = Buffer(label, dtype_of(type_.elem), 0, bounded=False)
             lowering.params.append((buffer, number))
-            pointer = Pointer(buffer, Const(int64, 0))
-            lowering.env[name] = Value(type_, lambda i, p=pointer: p)  # type: ignore[misc]
+            element: Element = Pointer(buffer, Const(int64, 0))
         else:
             sizes.append(Var(label))
-            value = argument(sizes[-1], dtype_of(type_.elem))
-            lowering.env[name] = Value(type_, lambda i, v=value: v)  # type: ignore[misc]
+            numbers.append(number)
+            element = argument(sizes[-1], dtype_of(type_.elem))
+        lowering.env[name] = constant_value(type_, element)
     lowering.grid = [Var(name, 1) for name in GRID]
     lowering.program = [Var(f"program_{axis}", 0) for axis in "xyz"]
+    lowering.alive = lower_debug.alive_buffer(lowering, module)
+    if sanitize:
+        from terrazzo.triton_cpu.sanitizer import Sanitizer
+
+        lowering.sanitizer = Sanitizer(lowering)
     body = lowering.inside(lambda: lower_control.blocks(lowering, blocks))
+    body = block(*lowering.prologue, body)
     program = Var("program", 0)
     x, y, z = lowering.grid
     for var, place in zip(reversed(lowering.program), (
@@ -376,9 +428,12 @@ def lower(module: Module) -> tuple[Function, list[int]]:
     for buffer in lowering.locals:
         body = Alloc(buffer, body)
     body = For(program, 0, x * y * z, body, "parallel")
-    buffers = tuple(b for b, _ in lowering.params)
-    function = Function(entry.attrs["sym_name"], buffers, (*sizes, *lowering.grid), body)
-    return function, [n for _, n in lowering.params]
+    dims = (*sizes, *lowering.addresses.values(), *lowering.grid)
+    function = Function(
+        entry.attrs["sym_name"], tuple(b for b, _ in lowering.params), dims, body)
+    reports = None if lowering.reports is None else lowering.reports.table()
+    return Lowered(function, [n for _, n in lowering.params], [*numbers, *lowering.addresses],
+                   len(blocks[0].args) + (reports is not None), reports)
 
 
 def argument(var: Var, dtype: DType) -> Scalar:

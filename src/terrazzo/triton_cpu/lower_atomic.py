@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from terrazzo.dtypes import int64
+from collections.abc import Callable
+from functools import partial
+
+from terrazzo.dtypes import bool_, int64
 from terrazzo.index import Index
-from terrazzo.loop.ir import Atomic, Buffer, For, If, Let, Stmt
+from terrazzo.loop.ir import Atomic, Buffer, For, If, Let, Pause, Stmt, Store, While, block
 from terrazzo.scalar import Const, FromIndex, Scalar, call, cast
 from terrazzo.triton_cpu.addresses import Names, Reader
-from terrazzo.triton_cpu.lower import Handler, Lowering, as_type
+from terrazzo.triton_cpu.lower import Handler, Lowering
+from terrazzo.triton_cpu.lower_memory import only_alive
 from terrazzo.triton_cpu.nest import Write
+from terrazzo.triton_cpu.pointers import as_type
 from terrazzo.triton_cpu.ttir import Op
-from terrazzo.triton_cpu.values import UNSIGNED, Indices, Value, dtype_of, flat
+from terrazzo.triton_cpu.values import (
+    UNSIGNED,
+    Indices,
+    Pointer,
+    Value,
+    constant_value,
+    dtype_of,
+    flat,
+)
 
 # Triton's numbers of the operations; those without a sign work on unsigned types.
 _KINDS = {1: "and", 2: "or", 3: "xor", 4: "add", 5: "add", 6: "max", 7: "min", 8: "max",
@@ -31,43 +44,105 @@ def _compare_and_swap(lowering: Lowering, op: Op) -> None:
     _emit(lowering, op, "compare", lowering.operand(op, 2), lowering.operand(op, 1), None, False)
 
 
+def _load(lowering: Lowering, op: Op) -> None:
+    mask = lowering.operand(op, 1) if len(op.operands) > 1 else None
+    nothing = constant_value(op.type, Const(dtype_of(op.type.elem), 0))
+    _emit(lowering, op, "load", nothing, None, mask, False)
+
+
+def _store(lowering: Lowering, op: Op) -> None:
+    mask = lowering.operand(op, 2) if len(op.operands) > 2 else None
+    _emit(lowering, op, "exchange", lowering.operand(op, 1), None, mask, False)
+
+
 def _emit(lowering: Lowering, op: Op, kind: str, value: Value, expected: Value | None,
           mask: Value | None, unsigned: bool) -> None:
+    type_ = lowering.operand(op, 0).type
+    shape, dtype = type_.shape, dtype_of(type_.elem)
+    before: Buffer | None = None
+    if op.results and lowering.uses.count.get(op.results[0]):
+        before = lowering.local("old", dtype, type_.count)
+        if not (mask is lowering.alive is lowering.sanitizer is None):
+            # What is not touched reads as zero.
+            lowering.emit(lowering.nest(shape, partial(_zero, before, shape)))
+
+    def element(i: Indices, pointer: Pointer, reader: Reader) -> Stmt:
+        given, target = reader.settle(value.scalar(i)), pointer.buffer
+        if unsigned:
+            target = as_type(lowering, target, UNSIGNED[dtype])
+            given = cast(given, target.dtype)
+        return Atomic(kind, target, _place(pointer, reader), given,
+                      None if expected is None else reader.settle(expected.scalar(i)),
+                      None if before is None else (before, flat(shape, i)))
+
+    _each(lowering, op, mask, kind != "exchange", element)
+    if op.results:
+        lowering.env[op.results[0]] = constant_value(op.type, Const(dtype, 0)) if (
+            before is None) else lowering.stored(op.type, before)
+
+
+def _poll(lowering: Lowering, op: Op) -> None:
+    """Wait until memory holds what is expected, element by element, or until time is up."""
+    expected = lowering.operand(op, 1)
+    limit = lowering.operand(op, 2) if len(op.operands) > 2 else None
+    shape, dtype = op.type.shape, dtype_of(expected.type.elem)
+    found = lowering.local("found", bool_, op.type.count)
+    lowering.emit(lowering.nest(shape, partial(_zero, found, shape)))
+    seen = lowering.local("seen", dtype, 1)
+    start, now = (lowering.local(name, int64, 1) for name in ("start", "now"))
+    if limit is not None:
+        lowering.emit(Pause((start, 0)))
+        lowering.emit(Store(now, 0, start[0]))
+
+    def element(i: Indices, pointer: Pointer, reader: Reader) -> Stmt:
+        wanted = reader.settle(expected.scalar(i))
+        look = Atomic("load", pointer.buffer, _place(pointer, reader), Const(dtype, 0), None,
+                      (seen, 0))
+        going = call("ne", seen[0], wanted)
+        if limit is not None:
+            going = call("and", going, call("lt", call("sub", now[0], start[0]),
+                                            cast(limit.scalar(), int64)))
+        return block(look, While(going, block(Pause(None if limit is None else (now, 0)), look)),
+                     Store(found, flat(shape, i), call("eq", seen[0], wanted)))
+
+    _each(lowering, op, None, True, element)
+    lowering.env[op.results[0]] = lowering.stored(op.type, found)
+
+
+def _zero(buffer: Buffer, shape: tuple[int, ...], i: Indices) -> list[Write]:
+    return [Write(buffer, flat(shape, i), Const(buffer.dtype, 0))]
+
+
+def _place(pointer: Pointer, reader: Reader) -> Index | Scalar:
+    index = reader.index(pointer.offset)
+    return pointer.offset if index is None else index
+
+
+def _each(lowering: Lowering, op: Op, mask: Value | None, reads: bool,
+          element: Callable[[Indices, Pointer, Reader], Stmt]) -> None:
+    """Do something with every element that an operation points to, one after the other."""
     pointers = lowering.operand(op, 0)
     type_ = pointers.type
-    shape, dtype = type_.shape, dtype_of(type_.elem)
-    axes = [lowering.fresh(f"i{d}", 0, n - 1) if n > 1 else None for d, n in enumerate(shape)]
+    mask = only_alive(lowering, mask, type_)
+    sanitizer = lowering.sanitizer
+    if sanitizer is not None:
+        mask = sanitizer.allowed(op, pointers, mask, reads)
+        sanitizer.tick(acquired=False)
+    axes = [lowering.fresh(f"i{d}", 0, n - 1) if n > 1 else None
+            for d, n in enumerate(type_.shape)]
     i: Indices = tuple(0 if v is None else v for v in axes)
-    old: tuple[Buffer, Index] | None = None
-    if lowering.uses.count.get(op.results[0]):
-        before = lowering.local("old", dtype, type_.count)
-        old = before, flat(shape, i)
-        if mask is not None:  # what was not touched reads as zero
-            lowering.emit(lowering.nest(shape, lambda j: [
-                Write(before, flat(shape, j), Const(dtype, 0))]))
-        result = lowering.stored(op.type, before)
-    else:
-        result = Value(op.type, lambda j: Const(dtype, 0))
-    pointer = pointers.pointer(i)
     names = Names((), lowering.fresh)
-    reader = Reader(names)
-    target = pointer.buffer
-    given = reader.settle(value.scalar(i))
-    if unsigned:
-        target = as_type(lowering, target, UNSIGNED[dtype])
-        given = cast(given, target.dtype)
-    index = reader.index(pointer.offset)
-    body: Stmt = Atomic(kind, target, pointer.offset if index is None else index, given,
-                        None if expected is None else reader.settle(expected.scalar(i)), old)
+    body = element(i, pointers.pointer(i), Reader(names))
     for var, named in reversed(names.bound):
         body = Let(var, named, body)
     if mask is not None:
         body = If(Reader(None).settle(mask.scalar(i)), body)
-    for axis, n in reversed(list(zip(axes, shape, strict=True))):
+    for axis, n in reversed(list(zip(axes, type_.shape, strict=True))):
         if axis is not None:
             body = For(axis, 0, n, body)
     lowering.emit(body)
-    lowering.env[op.results[0]] = result
+    if sanitizer is not None:
+        sanitizer.tick(acquired=True)
 
 
 def _histogram(lowering: Lowering, op: Op) -> None:
@@ -108,6 +183,7 @@ def _gather(lowering: Lowering, op: Op) -> None:
 
 HANDLERS: dict[str, Handler] = {
     "tt.atomic_rmw": _read_modify_write, "tt.atomic_cas": _compare_and_swap,
+    "tt.atomic_load": _load, "tt.atomic_store": _store, "tt.atomic_poll": _poll,
     "tt.histogram": _histogram, "tt.gather": _gather,
 }
 SINKS = frozenset(HANDLERS)

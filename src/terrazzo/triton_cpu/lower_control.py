@@ -7,26 +7,33 @@ that addresses inside stay as plain as they were outside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from terrazzo.dtypes import int64
 from terrazzo.index import Index, Var, bounds, ceildiv, maximum
-from terrazzo.loop.ir import Buffer, For, If, While
+from terrazzo.loop.ir import Buffer, For, If, Pause, While
 from terrazzo.scalar import FromIndex, Load, Scalar, call, cast, loads
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
-from terrazzo.triton_cpu.ttir import Block, Op, Type
-from terrazzo.triton_cpu.uses import LAZY
-from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat
+from terrazzo.triton_cpu.pointers import address, pointer_to
+from terrazzo.triton_cpu.ttir import Block, Op, Type, walk
+from terrazzo.triton_cpu.uses import LAZY, find_uses
+from terrazzo.triton_cpu.values import Indices, Pointer, Value, constant_value, dtype_of, flat
+from terrazzo.triton_cpu.waiting import waits
 
 
-def blocks(lowering: Lowering, all_blocks: Sequence[Block]) -> None:
+def blocks(lowering: Lowering, all_blocks: Sequence[Block],
+           returned: Callable[[Op], None] = lambda end: None) -> None:
     """A function's blocks: jumps go forward only, so each becomes a branch of an If."""
     by_label = {b.label: b for b in all_blocks}
 
     def follow(block: Block) -> None:
         end = lowering.block(block)
-        if end is None or end.name == "tt.return":
+        if end is None:
+            return
+        if not end.successors:
+            returned(end)
             return
         if end.name == "cf.br":
             jump(end.successors[0], end.operands)
@@ -35,9 +42,10 @@ def blocks(lowering: Lowering, all_blocks: Sequence[Block]) -> None:
         yes = end.operands[1: 1 + yes_count]
         no = end.operands[1 + yes_count: 1 + yes_count + no_count]
         condition = lowering.env[end.operands[0]].scalar()
-        state = list(lowering.pending), list(lowering.deferred)
+        state = list(lowering.pending), list(lowering.deferred), set(lowering.done)
         then = lowering.inside(lambda: jump(end.successors[0], yes))
-        lowering.pending, lowering.deferred = list(state[0]), list(state[1])
+        # Both ways may lead through the same blocks.
+        lowering.pending, lowering.deferred, lowering.done = state
         orelse = lowering.inside(lambda: jump(end.successors[1], no))
         lowering.emit(If(condition, then, orelse))
 
@@ -52,11 +60,15 @@ def blocks(lowering: Lowering, all_blocks: Sequence[Block]) -> None:
 
 # ---------------------------------------------------------------- what is carried
 class Carried:
-    """A value that lives in a buffer across iterations; of pointers, the offsets do."""
+    """A value that lives in a buffer across iterations; of pointers, the offsets do.
+
+    Where a pointer may lead into one tensor or another, the address does.
+    """
 
     def __init__(self, lowering: Lowering, type_: Type, name: str, init: Value | None):
         self.lowering, self.type = lowering, type_
         self.base: Buffer | None = None
+        self.absolute = type_.pointer and lowering.uses.roots.get(name) is None
         dtype = int64 if type_.pointer else dtype_of(type_.elem)
         self.buffer = lowering.local(name.strip("%").replace("#", "_"), dtype, type_.count)
         if init is not None:
@@ -66,11 +78,10 @@ class Carried:
         if not self.type.pointer:
             return value.scalar(i)
         pointer = value.pointer(i)
-        if self.base is None:
-            self.base = pointer.buffer
-        elif self.base is not pointer.buffer:
-            raise self.lowering.unsupported(
-                self.lowering.module.entry, "a pointer that changes from one tensor to another")
+        if self.absolute:
+            return address(self.lowering, pointer)
+        assert self.base in (None, pointer.buffer), "a pointer changes from one tensor to another"
+        self.base = pointer.buffer
         return pointer.offset
 
     def store(self, value: Value, target: Buffer | None = None) -> None:
@@ -85,6 +96,10 @@ class Carried:
         shape, buffer = self.type.shape, self.buffer
         if not self.type.pointer:
             return self.lowering.stored(self.type, buffer)
+        if self.absolute:
+            dtype = dtype_of(self.type.elem)
+            return Value(self.type, lambda i: pointer_to(
+                self.lowering, buffer[flat(shape, i)], dtype))
         base = self.base
         assert base is not None
         return Value(self.type, lambda i: Pointer(base, buffer[flat(shape, i)]))
@@ -105,9 +120,12 @@ def assign(lowering: Lowering, carried: Sequence[Carried], values: Sequence[Valu
         else:
             c.store(v)
     for c, shadow in shadows:
-        copy = lowering.stored(Type(c.type.shape, c.type.elem), shadow)
-        lowering.emit(lowering.nest(c.type.shape, lambda i, c=c, v=copy: [  # type: ignore[misc]
-            Write(c.buffer, flat(c.type.shape, i), v.scalar(i))]))
+        lowering.emit(lowering.nest(c.type.shape, partial(_copy, c, shadow)))
+
+
+def _copy(carried: Carried, source: Buffer, i: Indices) -> list[Write]:
+    place = flat(carried.type.shape, i)
+    return [Write(carried.buffer, place, source[place])]
 
 
 def _probe(carried: Carried, value: Value) -> tuple[Scalar, Indices]:
@@ -133,6 +151,9 @@ def _at(load: Load) -> Index | None:
 
 
 # ---------------------------------------------------------------- for
+PRODUCTS = frozenset({"tt.dot", "tt.dot_scaled"})  # they can add to a tile where it is carried
+
+
 def _for(lowering: Lowering, op: Op) -> None:
     body = op.regions[0][0]
     end = body.ops[-1]
@@ -164,7 +185,7 @@ def _for(lowering: Lowering, op: Op) -> None:
             carried[n] = Carried(lowering, type_, name, inits[n])
             lowering.env[name] = carried[n].value
             result = made.get(end.operands[n])
-            if (result is not None and result.name == "tt.dot" and type_.elem == "f32"
+            if (result is not None and result.name in PRODUCTS and type_.elem == "f32"
                     and lowering.uses.count.get(end.operands[n]) == 1
                     and lowering.uses.sinks.get(name, set()) <= {result}):
                 lowering.inplace[end.operands[n]] = carried[n].buffer
@@ -175,17 +196,19 @@ def _for(lowering: Lowering, op: Op) -> None:
         assign(lowering, list(carried.values()),
                [lowering.env[end.operands[n]] for n in carried])
 
+    turns, lowering.turns = lowering.turns, lowering.turns * count
     inner = lowering.inside(run)
+    lowering.turns = turns
     lowering.pending, lowering.deferred = outer
-    lowering.emit(For(turn, 0, count, inner))
+    lowering.emit(For(turn, 0, count, inner, hoist=may_hoist(op)))
     for n, name in enumerate(op.results):
         lowering.env[name] = (_grown(inits[n], grows[n], count) if n in grows
                               else carried[n].value)
 
 
-def constant_value(type_: Type, element: Scalar) -> Value:
-    """A value whose elements are all the same expression."""
-    return Value(type_, lambda i: element)
+def may_hoist(loop: Op) -> bool:
+    """Whether what stays the same may leave a loop: `disable_licm` forbids it by an annotation."""
+    return "llvm.loop_annotation" not in loop.attrs
 
 
 def _growth(name: str, type_: Type, new: str, made: dict[str, Op], own: set[str]
@@ -227,7 +250,7 @@ def _grown(init: Value, step: Value, turns: Index) -> Value:
         added = amount if isinstance(turns, int) and turns == 1 else (
             call("mul", amount, times))
         if isinstance(start, Pointer):
-            return Pointer(start.buffer, call("add", start.offset, cast(added, int64)))
+            return start.moved(cast(added, int64))
         return call("add", start, added)
 
     return Value(init.type, element)
@@ -242,6 +265,7 @@ def _while(lowering: Lowering, op: Op) -> None:
     passed: list[Carried] = []
 
     def test() -> None:
+        lowering.done.difference_update(walk([before]))  # it is written twice
         for c, (name, _) in zip(carried, before.args, strict=True):
             lowering.env[name] = c.value
         end = lowering.block(before)
@@ -260,13 +284,15 @@ def _while(lowering: Lowering, op: Op) -> None:
         end = lowering.block(after)
         assert end is not None
         assign(lowering, carried, [lowering.env[o] for o in end.operands])
+        if waits(op):
+            lowering.emit(Pause())
         test()
 
     test()
     outer = list(lowering.pending), list(lowering.deferred)
     body = lowering.inside(turn)
     lowering.pending, lowering.deferred = outer
-    lowering.emit(While(going[0], body))
+    lowering.emit(While(going[0], body, may_hoist(op)))
     for c, name in zip(passed, op.results, strict=True):
         lowering.env[name] = c.value
 
@@ -295,28 +321,23 @@ def _if(lowering: Lowering, op: Op) -> None:
 
 def _call(lowering: Lowering, op: Op) -> None:
     """A function that Triton did not inline is inlined here."""
-    callee = lowering.module.functions.get(str(op.attrs["callee"]).lstrip("@"))
-    if callee is None or len(callee.regions[0]) != 1:
-        raise lowering.unsupported(op, "a call of a function with an early return")
-    from terrazzo.triton_cpu.uses import find_uses
+    body = lowering.module.callee(op)
+    results = [Carried(lowering, t, name, None)
+               for name, t in zip(op.results, op.types, strict=True)]
+    outer = lowering.env, lowering.uses, lowering.pending, lowering.deferred, lowering.done
+    lowering.env = {name: lowering.env[operand]
+                    for (name, _), operand in zip(body[0].args, op.operands, strict=True)}
+    lowering.uses, lowering.pending, lowering.deferred = find_uses(body), [], []
+    lowering.done = set()
 
-    body = callee.regions[0][0]
-    outer_env, outer_uses = lowering.env, lowering.uses
-    lowering.env = {name: outer_env[operand]
-                    for (name, _), operand in zip(body.args, op.operands, strict=True)}
-    lowering.uses = find_uses(callee.regions[0])
-    pending, lowering.pending = lowering.pending, []
-    deferred, lowering.deferred = lowering.deferred, []
-    end = lowering.block(body)
-    assert end is not None
-    results = [lowering.env[o] for o in end.operands]
-    for value in results:
-        if value.type.is_tile and not value.type.pointer:
-            lowering.materialise(value, "result")
-    lowering.env, lowering.uses = outer_env, outer_uses
-    lowering.pending, lowering.deferred = pending, deferred
-    for name, value in zip(op.results, results, strict=True):
-        lowering.env[name] = value
+    def returned(end: Op) -> None:
+        for c, operand in zip(results, end.operands, strict=True):
+            c.store(lowering.env[operand])
+
+    blocks(lowering, body, returned)
+    lowering.env, lowering.uses, lowering.pending, lowering.deferred, lowering.done = outer
+    for c, name in zip(results, op.results, strict=True):
+        lowering.env[name] = c.value
 
 
 HANDLERS: dict[str, Handler] = {

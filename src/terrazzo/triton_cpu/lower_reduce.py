@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from terrazzo.dtypes import DType
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer, For
-from terrazzo.scalar import REDUCTIONS, Const, Scalar, call, cast, where
-from terrazzo.triton_cpu.elementwise import RULES, constant
+from terrazzo.scalar import REDUCTIONS, Call, Const, Scalar, call, cast, walk, where
+from terrazzo.triton_cpu.functions import apply
 from terrazzo.triton_cpu.lower import NAMED_REDUCTIONS, Handler, Lowering, is_named
 from terrazzo.triton_cpu.nest import Write
 from terrazzo.triton_cpu.ttir import Op
+from terrazzo.triton_cpu.uses import is_pair
 from terrazzo.triton_cpu.values import Indices, Value, dtype_of, flat
 
 _IGNORES_NAN = frozenset({"arith.maxnumf", "arith.minnumf"})
 LANES = 16  # side by side in reductions by a function that no vector loop knows
 
 
-def combine(lowering: Lowering, op: Op, args: list[Scalar]) -> list[Scalar]:
-    """The results of a combining function for given elements."""
-    body = op.regions[0][0]
-    known: dict[str, Scalar] = {name: a for (name, _), a in zip(body.args, args, strict=True)}
-    for inner in body.ops[:-1]:
-        if inner.name == "arith.constant":
-            known[inner.results[0]] = constant(dtype_of(inner.type.elem), inner.attrs["value"])
-            continue
-        rule = RULES.get(inner.name)
-        if rule is None:
-            raise lowering.unsupported(inner, "inside a combining function")
-        known[inner.results[0]] = rule(inner, [
-            known[o] if o in known else lowering.env[o].scalar() for o in inner.operands])
-    return [known[o] for o in body.ops[-1].operands]
-
-
 def _reduce(lowering: Lowering, op: Op) -> None:
     values = [lowering.env[o] for o in op.operands]
     axis, shape = op.attrs["axis"], values[0].type.shape
-    if is_named(op):
+    if is_pair(op):
+        _pair_reduce(lowering, op, values, axis)
+    elif is_named(op):
         _named_reduce(lowering, op, values[0], op.regions[0][0].ops[0].name, axis)
     else:
         _any_reduce(lowering, op, values, axis, shape)
+
+
+def _pair_reduce(lowering: Lowering, op: Op, values: list[Value], axis: int) -> None:
+    """Two elements each, combined where the result is used: sorting networks are full of them."""
+    def result(n: int, i: Indices) -> Scalar:
+        return apply(lowering, op.regions[0], [
+            v.scalar((*i[:axis], side, *i[axis:])) for side in (0, 1) for v in values])[n]
+
+    for n, (name, type_) in enumerate(zip(op.results, op.types, strict=True)):
+        value = lowering.env[name] = Value(type_, partial(result, n))
+        # Counted, not summed up: one of the two elements is often multiplied by zero.
+        probe = tuple(lowering.fresh("probe", 0, size - 1) if size > 1 else 0
+                      for size in type_.shape)
+        value.weight = sum(isinstance(node, Call) for node in walk(value.scalar(probe)))
 
 
 def _named_reduce(lowering: Lowering, op: Op, value: Value, name: str, axis: int) -> None:
@@ -97,7 +100,7 @@ def _any_reduce(lowering: Lowering, op: Op, values: list[Value], axis: int,
             old: list[Scalar] = [s[here] for s in sums]
             new = ([v.scalar(source(i, turn)) for v in other] if other is not None
                    else [s[flat(wide, (*i[:-1], i[-1] + half))] for s in sums])
-            made = combine(lowering, op, [*old, *new])
+            made = apply(lowering, op.regions[0], [*old, *new])
             return [*(Write(f, here, m) for f, m in zip(fresh, made)),
                     *(Write(s, here, f[here]) for s, f in zip(sums, fresh))]
 
@@ -112,8 +115,11 @@ def _any_reduce(lowering: Lowering, op: Op, values: list[Value], axis: int,
         step((*rest, half), None, 0, half)
         half //= 2
     for name, type_, s in zip(op.results, op.types, sums, strict=True):
-        lowering.env[name] = Value(
-            type_, lambda i, s=s: s[flat(wide, (*i, 0))])  # type: ignore[misc]
+        lowering.env[name] = Value(type_, partial(_first_lane, s, wide))
+
+
+def _first_lane(buffer: Buffer, shape: tuple[int, ...], i: Indices) -> Scalar:
+    return buffer[flat(shape, (*i, 0))]
 
 
 def _scan(lowering: Lowering, op: Op) -> None:
@@ -135,7 +141,8 @@ def _scan(lowering: Lowering, op: Op) -> None:
 
         def writes(i: Indices) -> list[Write]:
             old: list[Scalar] = [m[flat(shape, place(i, turn - 1))] for m in made]
-            new = combine(lowering, op, [*old, *(v.scalar(place(i, turn)) for v in values)])
+            new = apply(lowering, op.regions[0],
+                        [*old, *(v.scalar(place(i, turn)) for v in values)])
             return [Write(m, flat(shape, place(i, turn)), n) for m, n in zip(made, new)]
 
         body = lowering.inside(lambda: lowering.emit(lowering.nest(rest, writes)))

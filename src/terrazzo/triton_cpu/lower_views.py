@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from terrazzo.dtypes import int32, int64
 from terrazzo.index import Index
-from terrazzo.scalar import Const, FromIndex, Scalar, call, where
+from terrazzo.loop.ir import Buffer
+from terrazzo.scalar import Const, FromIndex, Scalar, call
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
+from terrazzo.triton_cpu.pointers import choose
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat, unflat
 
@@ -53,15 +57,18 @@ def _trans(lowering: Lowering, op: Op) -> None:
 
 def _join(lowering: Lowering, op: Op) -> None:
     a, b = (lowering.operand(op, n) for n in (0, 1))
-    lowering.define(op, lambda i: where(
-        call("eq", FromIndex(int64, i[-1]), Const(int64, 0)), a.scalar(i[:-1]), b.scalar(i[:-1])))
+    lowering.define(op, lambda i: choose(
+        lowering, call("eq", FromIndex(int64, i[-1]), Const(int64, 0)), a.at(i[:-1]), b.at(i[:-1])))
 
 
 def _split(lowering: Lowering, op: Op) -> None:
     source = lowering.operand(op, 0)
     for number, (name, type_) in enumerate(zip(op.results, op.types, strict=True)):
-        lowering.env[name] = Value(
-            type_, lambda i, n=number: source.at((*i, n)))  # type: ignore[misc]
+        lowering.env[name] = Value(type_, partial(_part, source, number))
+
+
+def _part(source: Value, number: int, i: Indices) -> Scalar | Pointer:
+    return source.at((*i, number))
 
 
 def _cat(lowering: Lowering, op: Op) -> None:
@@ -70,9 +77,12 @@ def _cat(lowering: Lowering, op: Op) -> None:
     buffer = lowering.local("cat", dtype_of(op.type.elem), op.type.count)
     rest = a.type.count // size
     for start, part in ((0, a), (size * rest, b)):
-        lowering.emit(lowering.nest(part.type.shape, lambda i, s=start, p=part: [  # type: ignore[misc]
-            Write(buffer, flat(p.type.shape, i) + s, p.scalar(i))]))
+        lowering.emit(lowering.nest(part.type.shape, partial(_copy, part, buffer, start)))
     lowering.env[op.results[0]] = lowering.stored(op.type, buffer)
+
+
+def _copy(source: Value, target: Buffer, start: int, i: Indices) -> list[Write]:
+    return [Write(target, flat(source.type.shape, i) + start, source.scalar(i))]
 
 
 HANDLERS: dict[str, Handler] = {

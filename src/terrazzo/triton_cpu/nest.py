@@ -7,13 +7,14 @@ and turns conditions into loop bounds where that is possible.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from terrazzo.index import Index, Var, coefficient, maximum, minimum, proves_lt
 from terrazzo.loop.conditions import cut_loop
-from terrazzo.loop.ir import Buffer, For, If, Let, Stmt, Store, block
-from terrazzo.scalar import Scalar, call
+from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Let, Stmt, Store, block, rewrite
+from terrazzo.scalar import REDUCTIONS, Scalar, call, loads
 from terrazzo.triton_cpu.addresses import (
     Names,
     Reader,
@@ -24,10 +25,12 @@ from terrazzo.triton_cpu.addresses import (
     distance,
     extremes,
     guards,
+    known_number,
+    reciprocals,
     remainders,
     replaced,
 )
-from terrazzo.triton_cpu.values import Indices
+from terrazzo.triton_cpu.values import Indices, flat
 
 PIECES = 4  # copies of a loop cut at conditions: compile time grows with each
 
@@ -41,14 +44,19 @@ class Write:
     value: Scalar
     reduce: str | None = None
     mask: Scalar | None = None
+    streaming: bool | Scalar = False  # see Store
 
 
 Fresh = Callable[..., Var]
 
 
 def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[Write]],
-          innermost: int | None = None) -> Stmt:
-    """Loops over all elements of a tile that do some stores, in order, for each of them."""
+          innermost: int | None = None, precise: bool = False, twice: bool = True) -> Stmt:
+    """Loops over all elements of a tile that do some stores, in order, for each of them.
+
+    Unless they shall be precise, divisions by what stays the same in a loop are products. `twice`
+    allows for a second copy of the loops, for tiles that lie inside their tensors as a whole.
+    """
     axes = [fresh(f"i{d}", 0, n - 1) if n > 1 else None for d, n in enumerate(shape)]
     indices: Indices = tuple(0 if v is None else v for v in axes)
     made = writes(indices)
@@ -61,25 +69,29 @@ def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[W
     assert inner is not None
 
     def around(made: Sequence[Write]) -> Stmt:
-        body = _one_loop(inner, shape[chosen], made, fresh)
+        tables, made = _tabulated(made, inner, ranges, fresh)
+        body = _one_loop(inner, shape[chosen], made, fresh, precise)
         for var, count in reversed(ranges.items()):
             if var is not inner:
                 body = For(var, 0, count, body)
+        for table, fill in tables:
+            body = Alloc(table, block(fill, body))
         return body
 
-    whole = _whole_tile(made, ranges, fresh)
+    whole = whole_tile(made, ranges, fresh) if twice else None
     if whole is None:
         return around(made)
     condition, simpler, names = whole
     return _bind(names, If(condition, around(simpler), around(made)))
 
 
-def _whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
-                ) -> tuple[Scalar, list[Write], Names] | None:
+def whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
+               ) -> tuple[Scalar, list[Write], Names] | None:
     """When a tile lies inside its tensors as a whole, and its stores without their conditions.
 
-    Most tiles do, and their loops then have fixed lengths. Along one dimension the bounds of the
-    loop do as well, so only remainders in addresses (a gather otherwise) are worth a second copy.
+    Most tiles do, and their loops then have fixed lengths. Where only stores are masked, or along
+    one dimension, the bounds of loops do as well, so only remainders in addresses (a gather
+    otherwise) are worth a second copy.
     """
     variables = tuple(ranges)
     names = Names(variables, fresh)
@@ -93,7 +105,7 @@ def _whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
         if span is not None and divisor is not None:
             tests += [below(-1, span[0]), below(span[1], divisor)]
             table[id(part)] = part.args[0]
-    if not tests and len(ranges) < 2:
+    if not tests and (len(ranges) < 2 or not any(guards(w.value) for w in writes)):
         return None
     facts: list[Scalar] = []
     tested: set[Index] = set()
@@ -124,6 +136,26 @@ def _whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
     for test in tests[1:]:
         joint = call("and", joint, test)
     return joint, simpler, names
+
+
+def _tabulated(writes: Sequence[Write], inner: Var, ranges: dict[Var, int], fresh: Fresh
+               ) -> tuple[list[tuple[Buffer, Stmt]], Sequence[Write]]:
+    """Remainders along the innermost loop as tables: loops around it need not take them again."""
+    tables: list[tuple[Buffer, Stmt]] = []
+    known: dict[int, Scalar] = {}
+    for part in {id(p): p for w in writes for p in remainders(w.value, (inner,))}.values():
+        varying = {v: n for v, n in ranges.items() if depends(part, (v,))}
+        if len(varying) == len(ranges) or loads(part):
+            continue
+        sizes = tuple(varying.values())
+        place = flat(sizes, tuple(varying))
+        table = Buffer(str(fresh("remainders")), part.dtype, math.prod(sizes))
+        known[id(part)] = table[place]
+        fill: Stmt = Store(table, place, part)
+        for var, count in reversed(varying.items()):
+            fill = For(var, 0, count, fill)
+        tables.append((table, fill))
+    return tables, [replace(w, value=replaced(w.value, known)) for w in writes]
 
 
 def _innermost(writes: Sequence[Write], axes: Sequence[Var | None], live: Sequence[int]) -> int:
@@ -166,7 +198,8 @@ def _straight(writes: Sequence[Write], fresh: Fresh) -> Stmt:
     return block(*stmts)
 
 
-def _one_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh) -> Stmt:
+def _one_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh, precise: bool
+              ) -> Stmt:
     names = Names((inner,), fresh)
     reader = Reader(names)
     lo: Index = 0
@@ -203,9 +236,24 @@ def _one_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh) ->
         for part in masks:
             mask = part if mask is None else call("and", mask, part)
         value = assuming(reader.settle(write.value), facts)
-        stores.append(Store(write.buffer, index, value, write.reduce, mask=mask))
-    body: Stmt = cut_loop(For(inner, lo, hi, block(*stores), "vector"), PIECES)
+        if not precise and extent > 1:
+            value = reciprocals(value, inner)
+        stores.append(Store(write.buffer, index, value, write.reduce, write.streaming, mask))
+    body = _without_nothing(cut_loop(For(inner, lo, hi, block(*stores), "vector"), PIECES))
     for part in outside:
         body = If(part, body)
     return _bind(names, body)
 
+
+def _without_nothing(stmt: Stmt) -> Stmt:
+    """Without stores that combine with what changes nothing, as masked-off elements often do."""
+
+    def visit(node: Stmt) -> Stmt | None:
+        if isinstance(node, Store) and node.reduce is not None and (
+                known_number(node.value) == REDUCTIONS[node.reduce].identity(node.buffer.dtype)):
+            return block()
+        if isinstance(node, For) and isinstance(node.body, Block) and not node.body.stmts:
+            return block()
+        return None
+
+    return rewrite(stmt, visit)

@@ -73,6 +73,10 @@ class Module:
         return next(f for f in self.functions.values()
                     if f.attrs.get("sym_visibility") == "public")
 
+    def callee(self, op: Op) -> list[Block]:
+        """The body of the function that an operation calls."""
+        return self.functions[str(op.attrs["callee"]).lstrip("@")].regions[0]
+
     def where(self, op: Op) -> str:
         """The innermost line outside Triton's own library that an operation comes from."""
         return _innermost_user_line(op.loc, self.locations)
@@ -129,7 +133,30 @@ def parse(text: str) -> Module:
                 _finish(op, rest)
     module = root[0][0].ops[0]
     functions = {f.attrs["sym_name"]: f for f in module.regions[0][0].ops if f.name == "tt.func"}
+    for function in functions.values():
+        _make_unique(function.regions[0], set(), {})
     return Module(functions, locations)
+
+
+def _make_unique(blocks: list[Block], taken: set[str], current: dict[str, str]) -> None:
+    """Give every value of a function a name of its own: regions side by side share theirs."""
+
+    def defined(name: str) -> str:
+        fresh, number = name, 0
+        while fresh in taken:
+            number += 1
+            fresh = f"{name}.{number}"
+        taken.add(fresh)
+        current[name] = fresh
+        return fresh
+
+    for block in blocks:
+        block.args = [(defined(name), type_) for name, type_ in block.args]
+        for op in block.ops:
+            op.operands = [current.get(o, o) for o in op.operands]
+            op.results = [defined(r) for r in op.results]
+            for region in op.regions:
+                _make_unique(region, taken, current)
 
 
 def _start(line: str) -> tuple[Op, str]:
@@ -206,44 +233,38 @@ def _attributes(text: str) -> dict[str, Any]:
     return table
 
 
-_OPEN, _CLOSE = "([{<", ")]}>"
+_OPEN, _CLOSE = frozenset("([{<"), frozenset(")]}>")
+_SIGN = re.compile(r'"(?:[^"\\]|\\.)*"|->|[][(){}<>,]')
+
+
+def _signs(text: str, start: int = 0) -> Iterator[tuple[str, int, int]]:
+    """Brackets and commas outside strings: each with its place and how many are open after it."""
+    depth = 0
+    for found in _SIGN.finditer(text, start):
+        sign = found[0]
+        if sign in _OPEN:
+            depth += 1
+        elif sign in _CLOSE:
+            depth -= 1
+        yield sign, found.start(), depth
 
 
 def split_top(text: str) -> list[str]:
     """Split at the commas that are in no bracket and no string."""
-    if "," not in text:
-        return [text.strip()] if text.strip() else []
-    parts, depth, start, quoted = [], 0, 0, False
-    for i, c in enumerate(text):
-        if c == '"' and text[i - 1] != "\\":
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif c in _OPEN:
-            depth += 1
-        elif c in _CLOSE and not (c == ">" and text[i - 1] == "-"):
-            depth -= 1
-        elif c == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    parts.append(text[start:].strip())
+    parts, begin = [], 0
+    for sign, place, depth in _signs(text):
+        if sign == "," and depth == 0:
+            parts.append(text[begin:place].strip())
+            begin = place + 1
+    parts.append(text[begin:].strip())
     return [p for p in parts if p]
 
 
 def _closing(text: str, start: int) -> int:
-    depth, quoted = 0, False
-    for i in range(start, len(text)):
-        c = text[i]
-        if c == '"' and text[i - 1] != "\\":
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif c in _OPEN:
-            depth += 1
-        elif c in _CLOSE and not (c == ">" and text[i - 1] == "-"):
-            depth -= 1
-            if depth == 0:
-                return i
+    """Where the bracket at a place is closed."""
+    for sign, place, depth in _signs(text, start):
+        if depth == 0 and sign in _CLOSE:
+            return place
     raise CodegenError(f"a bracket is not closed in TTIR: {text[start:start + 80]}")
 
 

@@ -13,7 +13,7 @@ from terrazzo import dtypes
 from terrazzo.dtypes import DType
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer
-from terrazzo.scalar import Scalar
+from terrazzo.scalar import Const, Scalar, call
 from terrazzo.triton_cpu.ttir import Type
 
 DTYPES: dict[str, DType] = {
@@ -40,6 +40,13 @@ class Pointer:
 
     buffer: Buffer
     offset: Scalar
+    rest: Scalar | None = None  # and so many bytes, which loads and stores take for zero
+
+    def moved(self, elements: Scalar) -> Pointer:
+        """The pointer so many elements further on."""
+        if not (isinstance(self.offset, Const) and self.offset.value == 0):
+            elements = call("add", self.offset, elements)
+        return Pointer(self.buffer, elements, self.rest)
 
 
 Element = Scalar | Pointer
@@ -73,6 +80,11 @@ class Value:
         element = self.at(indices)
         assert isinstance(element, Pointer), "a number where a pointer is needed"
         return element
+
+
+def constant_value(type_: Type, element: Element) -> Value:
+    """A value whose elements are all the same expression."""
+    return Value(type_, lambda i: element)
 
 
 def flat(shape: tuple[int, ...], indices: Indices) -> Index:

@@ -530,6 +530,10 @@ class Builder:
 
     # -- vectors ---------------------------------------------------------------------------------
 
+    def undefined(self, ty: str) -> Val:
+        """Any value, but the same one for all who use it."""
+        return self._each(ty, f"freeze {ty} {{}}", [Val(ty, ("poison",))])
+
     def const(self, ty: str, value: float | bool) -> Val:
         """An exact literal; the same in all lanes of a vector type."""
         return const(ty, value)
@@ -639,11 +643,13 @@ class Builder:
         step: Operand,
         body: Callable[[Val, list[Val]], Sequence[Val] | None],
         carried: Sequence[Val] = (),
+        hoist: bool = True,
     ) -> list[Val]:
         """Runs body(iv, carried) for iv in range(lo, hi, step), step positive.
 
         The body returns the new carried values; the loop returns the last ones. A loop known to
-        run at most once is written without a branch.
+        run at most once is written without a branch. Without `hoist`, LLVM leaves in the loop
+        what stays the same in it.
         """
         low, high, stride = (self._index(x) for x in (lo, hi, step))
         first, last, jump = low.literal, high.literal, stride.literal
@@ -670,7 +676,7 @@ class Builder:
             )
         following = self.add(iv, stride, "nsw")
         latch = self.block
-        self.br(header, f", !llvm.loop {self.module.loop_metadata()}")
+        self.br(header, f", !llvm.loop {self.module.loop_metadata(hoist)}")
         phis = [(iv, low, following), *zip(state, carried, updated)]
         self._lines[phi_at] = "\n".join(
             f"  {name} = phi {var.ty} [ {start.parts[i]}, %{entered_from} ], "

@@ -8,6 +8,7 @@ what does not fill a vector.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -46,6 +47,7 @@ from terrazzo.loop.ir import (
     Function,
     If,
     Let,
+    Pause,
     Stmt,
     Store,
     Tile,
@@ -61,6 +63,7 @@ from terrazzo.scalar import (
     FromIndex,
     Load,
     Scalar,
+    Undefined,
 )
 from terrazzo.scalar import children as scalar_children
 from terrazzo.scalar import walk as walk_scalar
@@ -81,6 +84,7 @@ class Lanes:
     mask: Val | None = None
     iota: Val | None = None  # the variable's values as a vector, made when first needed
     aligned: Store | None = None  # the streaming store whose vectors lie on their boundaries
+    bypass: Val | None = None  # whether it does go past the caches; None: it does
     alone: bool = False  # only the first lane is alive
 
 
@@ -201,6 +205,8 @@ class LoopEmitter:
             self.while_(stmt, scope)
         elif isinstance(stmt, Atomic):
             self.atomic(stmt, scope)
+        elif isinstance(stmt, Pause):
+            self.pause(stmt, scope)
         else:
             assert isinstance(stmt, Store)
             self.store(stmt, scope)
@@ -213,17 +219,21 @@ class LoopEmitter:
         b.cond_br(self.value(loop.cond, scope), body, after)
         b.start_block(body)
         self.stmt(loop.body, scope)
-        b.br(test)
+        b.br(test, "" if loop.hoist else f", !llvm.loop {self.module.loop_metadata(False)}")
         b.start_block(after)
 
     def atomic(self, stmt: Atomic, scope: Scope) -> None:
         dtype = stmt.buffer.dtype
         pointer = self.address(stmt.buffer, stmt.index, scope)
+        bits = f"i{8 * dtype.itemsize}"
         value = to_memory(self.b, self.value(stmt.value, scope), dtype)
-        if stmt.kind == "compare":
+        if stmt.kind == "load":
+            before = self.b.cast("bitcast", self.b.load(
+                bits, pointer, dtype.itemsize, ordering="seq_cst"), value.ty)
+        elif stmt.kind == "compare":
             assert stmt.expected is not None
             expected = to_memory(self.b, self.value(stmt.expected, scope), dtype)
-            bits = f"i{8 * dtype.itemsize}"  # floats are compared by their bits
+            # Floats are compared by their bits.
             old, new = (self.b.cast("bitcast", v, bits) for v in (expected, value))
             found, _ = self.b.compare_exchange(pointer, old, new)
             before = self.b.cast("bitcast", found, value.ty)
@@ -232,6 +242,16 @@ class LoopEmitter:
         if stmt.old is not None:
             place = self.address(stmt.old[0], stmt.old[1], scope)
             self.b.store(before, place, dtype.itemsize)
+
+    def pause(self, stmt: Pause, scope: Scope) -> None:
+        """The system's scheduler decides: there may be more threads than cores."""
+        b = self.b
+        b.call("i32", "sched_yield", [])
+        if stmt.clock is not None:
+            now = b.alloca("i64", 2)
+            b.call("i32", "clock_gettime", [const("i32", time.CLOCK_MONOTONIC), now])
+            seconds, rest = (b.load("i64", b.gep("i64", now, i), 8) for i in range(2))
+            b.store(b.add(b.mul(seconds, 10**9), rest), self.address(*stmt.clock, scope), 8)
 
     def tile(self, tile: Tile, scope: Scope) -> None:
         from terrazzo.codegen.llvm.tiles import TEMPLATES
@@ -251,7 +271,7 @@ class LoopEmitter:
                 self.stmt(loop.body, self.inside(scope, loop.var, const("i64", i)))
         else:
             self.b.loop(lo, hi, 1, lambda iv, _: self.stmt(
-                loop.body, self.inside(scope, loop.var, iv)))
+                loop.body, self.inside(scope, loop.var, iv)), hoist=loop.hoist)
 
     def inside(self, scope: Scope, var: Var, value: Val) -> Scope:
         return Scope({**scope.env, var: value}, scope.memory, scope.lanes)
@@ -443,12 +463,15 @@ def _used_vars(loop: For) -> set[Var]:
 
 def _roots(stmt: Stmt) -> list[Index | Scalar]:
     if isinstance(stmt, Store):
-        return [stmt.index, stmt.value] + ([] if stmt.mask is None else [stmt.mask])
+        return [stmt.index, stmt.value, *([] if stmt.mask is None else [stmt.mask]),
+                *([stmt.streaming] if isinstance(stmt.streaming, Scalar) else [])]
     if isinstance(stmt, Let):
         return [stmt.value]
     if isinstance(stmt, Atomic):
         return [stmt.index, stmt.value, *([] if stmt.expected is None else [stmt.expected]),
                 *([] if stmt.old is None else [stmt.old[1]])]
+    if isinstance(stmt, Pause):
+        return [] if stmt.clock is None else [stmt.clock[1]]
     return [stmt.cond] if isinstance(stmt, (If, While)) else []
 
 
@@ -459,6 +482,8 @@ def _used_buffers(body: Stmt) -> set[Buffer]:
             used.add(stmt.buffer)
         elif isinstance(stmt, Atomic):
             used |= {stmt.buffer} if stmt.old is None else {stmt.buffer, stmt.old[0]}
+        elif isinstance(stmt, Pause) and stmt.clock is not None:
+            used.add(stmt.clock[0])
         elif isinstance(stmt, Tile):
             used |= {buffer for buffer, _ in stmt.places}
         for root in _roots(stmt):
@@ -476,6 +501,8 @@ class ScalarCode:
         self.memo: dict[tuple[int, Val | None], Val] = {}
         self.numbered: dict[tuple[object, ...], Val] = {}  # local value numbering
         self.unsafe: set[int] = set()
+        self.certain: set[int] = set()
+        self.outer: Val | None = None
 
     def emit(self, root: Scalar, guard: Val | None = None) -> Val:
         """The value of an expression; with a guard, loads happen only where it holds."""
@@ -483,7 +510,26 @@ class ScalarCode:
             outside = isinstance(node, Load) and not self.in_bounds(node)
             if outside or any(id(c) in self.unsafe for c in scalar_children(node)):
                 self.unsafe.add(id(node))
+        self.certain, self.outer = self.evaluated_anyway(root), guard
         return self.visit(root, guard)
+
+    def evaluated_anyway(self, root: Scalar) -> set[int]:
+        """Unsafe nodes whose value is needed whatever the conditions are.
+
+        They need no guard of their own, so all their users share one load.
+        """
+        guarded = [n for n in walk_scalar(root) if id(n) in self.unsafe and (
+            isinstance(n, Load) or (isinstance(n, Call) and n.op == "where"))]
+        bit = {id(n): 1 << i for i, n in enumerate(guarded)}
+        needs: dict[int, int] = {}
+        for node in walk_scalar(root):
+            below = [needs[id(c)] for c in scalar_children(node)]
+            if isinstance(node, Call) and node.op == "where":
+                below = [below[0], below[1] & below[2]]
+            needs[id(node)] = bit.get(id(node), 0)
+            for mask in below:
+                needs[id(node)] |= mask
+        return {id(n) for n in guarded if needs[id(root)] & bit[id(n)]}
 
     def in_bounds(self, load: Load) -> bool:
         index = load.indices[0]
@@ -497,6 +543,8 @@ class ScalarCode:
             return known
         if id(node) not in self.unsafe:
             guard = None
+        elif id(node) in self.certain:
+            guard = self.outer
         key = (id(node), guard)
         if key not in self.memo:
             self.memo[key] = self.compute(node, guard)
@@ -505,6 +553,8 @@ class ScalarCode:
     def compute(self, node: Scalar, guard: Val | None) -> Val:
         if isinstance(node, Const):
             return scalars.constant(node.dtype, node.value)
+        if isinstance(node, Undefined):
+            return self.b.undefined(register_type(node.dtype))
         if isinstance(node, FromIndex):
             value = self.index_value(node.index)
             elem = register_type(node.dtype)
@@ -614,10 +664,16 @@ class VectorLoop:
             if isinstance(s, Store)]
         self.written = {s.buffer for s in self.stmts}
         self.reductions = [s for s in self.stmts if self.reduces(s)]
+        self.numbers = {id(s): n for s in self.reductions if (
+            n := _extremum_of_numbers(s)) is not None}
 
     def reduces(self, stmt: Store) -> bool:
         return stmt.reduce is not None and not isinstance(stmt.index, Scalar) and (
             coefficient(stmt.index, self.loop.var) == 0)
+
+    def combining(self, stmt: Store) -> str:
+        """How a reduction's values are combined."""
+        return (stmt.reduce or "") + " of numbers" * (id(stmt) in self.numbers)
 
     # ------------------------------------------------------------ shape of the code
     def width(self, trip: int | None) -> int:
@@ -636,6 +692,8 @@ class VectorLoop:
     def depth(self, width: int, trip: int | None) -> int:
         """Vectors side by side: enough to hide latency, few enough to stay in registers."""
         nodes = [n for s in self.stmts for n in walk_scalar(s.value)]
+        if any(_looks_up_narrow(n) for n in nodes):
+            return 1
         price = sum(OPS[n.op].cost for n in nodes if isinstance(n, Call) and n.op != "cast")
         registers = self.e.chip.vector_registers
         depth = 4 if price <= 12 and registers >= 16 else 2
@@ -654,25 +712,44 @@ class VectorLoop:
 
     def emit(self, lo: Val, hi: Val) -> None:
         trip = _static_trip(lo, hi)
-        if trip == 0:
-            return
+        if trip is None and self.reductions:
+            # Sums that add nothing, as of what a mask left over, cost nothing.
+            self.b.if_(self.b.icmp("slt", lo, hi), lambda: self.widen(lo, hi, None))
+        elif trip != 0:
+            self.widen(lo, hi, trip)
+
+    def widen(self, lo: Val, hi: Val, trip: int | None) -> None:
+        """Whole vectors side by side, then what is left."""
         width = self.width(trip)
         depth = self.depth(width, trip)
+        # A loop of a few vectors at most is all tail, which is half the code.
+        most = bounds(self.loop.hi - self.loop.lo)[1]
+        short = trip is None and most is not None and most <= width * depth
+        if short:
+            depth = 1
         self.hoist(certain=trip is not None)
         accumulators = [Val(vec(register_type(s.buffer.dtype), width),
                             (scalars.constant(s.buffer.dtype, REDUCTIONS[s.reduce or "add"]
                                               .identity(s.buffer.dtype), width).text,) * depth)
                         for s in self.reductions]
         step = width * depth
-        streaming = self.streaming(width) if trip is None or trip >= 16 * width else None
-        if streaming is not None:
+        streaming = self.streaming(width) if not short and (
+            trip is None or trip >= 16 * width) else None
+        bypass = None
+        if streaming is not None and isinstance(streaming.streaming, Scalar):
+            bypass = self.b.and_(self.e.value(streaming.streaming, self.scope),
+                                 self.b.icmp("eq", self.misaligned(streaming, lo, width), 0))
+            self.e.streamed = True
+        elif streaming is not None:
             lo, trip = self.peel(streaming, lo, hi, width), None
         count = self.b.sub(hi, lo)
         whole = self.b.mul(self.b.sdiv(count, step), step)
-        middle = self.b.add(lo, whole)
-        accumulators = self.b.loop(lo, middle, step, lambda iv, acc: self.iteration(
-            Lanes(self.loop.var, iv, width, depth, aligned=streaming), acc), accumulators)
-        partial = [scalars.fold(self.b, s.reduce or "", a, s.buffer.dtype)
+        middle = lo if short else self.b.add(lo, whole)
+        if not short:
+            accumulators = self.b.loop(lo, middle, step, lambda iv, acc: self.iteration(
+                Lanes(self.loop.var, iv, width, depth, aligned=streaming, bypass=bypass), acc),
+                accumulators)
+        partial = [scalars.fold(self.b, self.combining(s), a, s.buffer.dtype)
                    for s, a in zip(self.reductions, accumulators, strict=True)]
         if trip is None or trip % step:
             partial = self.tail(middle, hi, width, trip, partial)
@@ -681,12 +758,14 @@ class VectorLoop:
 
     def streaming(self, width: int) -> Store | None:
         """A store that bypasses the caches, if this loop has one."""
-        if self.reductions or width == 1 or not self.e.may_stream:
+        if width == 1 or not self.e.may_stream:
             return None
         for stmt in self.stmts:
+            if self.reductions and stmt.streaming is True:
+                continue  # iterations before the first boundary would need sums of their own
             # Part of a line alone is worse than the cache: the memory takes whole lines only.
             whole = 8 * width * stmt.buffer.dtype.itemsize == self.e.chip.vector_bits
-            if stmt.streaming and whole and stmt.reduce is None and (
+            if stmt.streaming is not False and whole and stmt.reduce is None and (
                     not isinstance(stmt.index, Scalar)
                     and coefficient(stmt.index, self.loop.var) == 1):
                 return stmt
@@ -695,15 +774,20 @@ class VectorLoop:
     def peel(self, stmt: Store, lo: Val, hi: Val, width: int) -> Val:
         """Do the iterations before the first address that a streaming store may begin at."""
         b, size = self.b, stmt.buffer.dtype.itemsize
-        assert not isinstance(stmt.index, Scalar)
-        at = b.add(self.e.index(substitute(stmt.index, {self.loop.var: 0}), self.scope), lo)
-        address = b.cast("ptrtoint", b.gep(memory_type(stmt.buffer.dtype),
-                                           self.scope.memory[stmt.buffer], at), "i64")
-        rest = b.and_(b.sub(const("i64", 0), address), width * size - 1)
+        rest = self.misaligned(stmt, lo, width)
         first = b.smin(b.add(lo, b.udiv(rest, size)), hi)
         b.if_(b.icmp("slt", lo, first), lambda: self.tail(lo, first, width, None, []))
         self.e.streamed = True
         return first
+
+    def misaligned(self, stmt: Store, lo: Val, width: int) -> Val:
+        """How many bytes are missing to the next boundary of a vector where a store begins."""
+        b = self.b
+        assert not isinstance(stmt.index, Scalar)
+        at = b.add(self.e.index(substitute(stmt.index, {self.loop.var: 0}), self.scope), lo)
+        address = b.cast("ptrtoint", b.gep(memory_type(stmt.buffer.dtype),
+                                           self.scope.memory[stmt.buffer], at), "i64")
+        return b.and_(b.sub(const("i64", 0), address), width * stmt.buffer.dtype.itemsize - 1)
 
     def tail(self, middle: Val, hi: Val, width: int, trip: int | None,
              partial: list[Val]) -> list[Val]:
@@ -761,10 +845,12 @@ class VectorLoop:
         code = VectorCode(self.e, scope)
         state = dict(zip(map(id, self.reductions), accumulators, strict=True))
         for stmt in self.stmts:
-            value = self.widened(code.emit(stmt.value, lanes.mask), lanes)
+            number = self.numbers.get(id(stmt))
+            value = self.widened(code.emit(
+                stmt.value if number is None else number, lanes.mask), lanes)
             if id(stmt) in state:
-                dtype = stmt.buffer.dtype
-                fresh = combine(self.b, stmt.reduce or "", state[id(stmt)], value, dtype)
+                fresh = combine(self.b, self.combining(stmt), state[id(stmt)], value,
+                                stmt.buffer.dtype)
                 if lanes.mask is not None:
                     fresh = self.b.select(lanes.mask, fresh, state[id(stmt)])
                 state[id(stmt)] = fresh
@@ -782,12 +868,33 @@ class VectorLoop:
     def finish(self, stmt: Store, value: Val) -> None:
         """Combine a vector accumulator into the element it stands for."""
         dtype = stmt.buffer.dtype
-        total = horizontal(self.b, stmt.reduce or "", value, dtype)
+        total = horizontal(self.b, self.combining(stmt), value, dtype)
         pointer = self.e.address(stmt.buffer, stmt.index, self.scope)
         elem = memory_type(dtype)
         old = from_memory(self.b, self.b.load(elem, pointer, dtype.itemsize), dtype)
-        total = combine(self.b, stmt.reduce or "", old, total, dtype)
+        total = combine(self.b, self.combining(stmt), old, total, dtype)
         self.b.store(to_memory(self.b, total, dtype), pointer, dtype.itemsize)
+
+
+def _extremum_of_numbers(stmt: Store) -> Scalar | None:
+    """What a maximum or minimum is taken of that leaves out nan, as in max(where(nan, -inf, x))."""
+    value = stmt.value
+    if not (stmt.reduce in ("max", "min") and isinstance(value, Call) and value.op == "where"
+            and value.dtype.compute is stmt.buffer.dtype and value.dtype.is_float):
+        return None
+    test, start, number = value.args
+    if isinstance(test, Call) and test.op == "isnan" and test.args[0] is number and (
+            isinstance(start, Const)
+            and start.value == REDUCTIONS[stmt.reduce or ""].identity(value.dtype)):
+        return number
+    return None
+
+
+def _looks_up_narrow(node: Scalar) -> bool:
+    """Whether a load of less than 32 bits has its address from memory: lanes go one by one then."""
+    return isinstance(node, Load) and node.dtype.itemsize < 4 and any(
+        isinstance(part, Load) for index in node.indices if isinstance(index, Scalar)
+        for part in walk_scalar(index))
 
 
 def _under_where(root: Scalar, code: ScalarCode) -> set[int]:
@@ -977,8 +1084,10 @@ class VectorCode(ScalarCode):
             data = to_memory(self.b, value, dtype)
             if mask is not None and width == 1:
                 self.b.if_(mask, lambda: self.b.store(data, pointer, align))
-            elif stmt is self.lanes.aligned:
-                self.b.store(data, pointer, align * width, nontemporal=True)
+            elif stmt is self.lanes.aligned and mask is None:
+                self.b.if_(self.lanes.bypass or const("i1", True),
+                           lambda: self.b.store(data, pointer, align * width, nontemporal=True),
+                           lambda: self.b.store(data, pointer, align))
             elif mask is None:
                 self.b.store(data, pointer, align)
             elif self.lanes.alone and stmt.mask is None:

@@ -93,14 +93,16 @@ class Module:
             found = self._metadata_ids[text] = self._add_metadata(text)
         return found
 
-    def loop_metadata(self) -> str:
+    def loop_metadata(self, hoist: bool = True) -> str:
         """Metadata for back edges that keeps LLVM from unrolling: our loops are already shaped."""
-        found = self._metadata_ids.get("loop")
+        key = "loop" if hoist else "loop without hoisting"
+        found = self._metadata_ids.get(key)
         if found is None:
-            disable = self.metadata('!{!"llvm.loop.unroll.disable"}')
+            names = ["llvm.loop.unroll.disable", *([] if hoist else ["llvm.licm.disable"])]
+            disable = ", ".join([self.metadata(f'!{{!"{name}"}}') for name in names])
             number = len(self._metadata)
             found = self._add_metadata(f"distinct !{{!{number}, {disable}}}")
-            self._metadata_ids["loop"] = found
+            self._metadata_ids[key] = found
         return found
 
     def alias_domain(self, count: int) -> list[str]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from terrazzo.codegen.llvm import vmath
 from terrazzo.codegen.llvm.builder import Builder, Val, vec
 from terrazzo.codegen.llvm.convert import from_f32, to_f32
+from terrazzo.codegen.llvm.vmath.double import libm
 from terrazzo.dtypes import DType, float32, int8, uint8
 from terrazzo.errors import UnsupportedDType
-from terrazzo.scalar import REDUCTIONS
+from terrazzo.scalar import LIBM, REDUCTIONS
 
 _FLOATS = {"float64": "double", "float32": "float", "float16": "half", "bfloat16": "bfloat"}
 _FP8 = {"float8_e4m3fn": "e4m3fn", "float8_e5m2": "e5m2", "float8_e4m3fnuz": "e4m3fnuz",
@@ -94,12 +95,28 @@ def cast(b: Builder, value: Val, source: DType, target: DType) -> Val:
 
 def _float_to_int(b: Builder, value: Val, target: DType) -> Val:
     """Truncate; what does not fit is cut from a wider integer, as C compilers and numpy do."""
-    if target.bits >= 64:
-        return b.cast("fptosi.sat" if target.is_signed else "fptoui.sat", value, f"i{target.bits}")
-    wide = b.cast("fptosi.sat", value, "i64" if target.bits == 32 and not target.is_signed
-                  else "i32")
+    if target.bits == 64 and not target.is_signed:
+        return _saturate(b, value, 64, signed=False)
+    wide = _saturate(b, value, 64 if target.bits == 64 or (
+        target.bits == 32 and not target.is_signed) else 32)
     elem = register_type(target)
     return wide if wide.elem == elem else b.cast("trunc", wide, elem)
+
+
+def _saturate(b: Builder, value: Val, bits: int, signed: bool = True) -> Val:
+    """LLVM's fptosi.sat, which it would do lane by lane: nan is 0, what is too large the limit."""
+    zero = b.const(value.ty, 0.0)
+    limit = 2.0 ** (bits - signed)
+    if signed:
+        inside = b.and_(b.fcmp("oge", value, -limit), b.fcmp("olt", value, limit))
+    else:
+        inside = b.and_(b.fcmp("ogt", value, zero), b.fcmp("olt", value, limit))
+    safe = b.cast("fptosi" if signed else "fptoui", b.select(inside, value, zero), f"i{bits}")
+    if signed:
+        lowest = b.const(safe.ty, -(1 << (bits - 1)))
+        safe = b.select(b.fcmp("olt", value, -limit), lowest, safe)
+    highest = b.const(safe.ty, (1 << (bits - 1)) - 1 if signed else -1)
+    return b.select(b.fcmp("oge", value, limit), highest, safe)
 
 
 # ---------------------------------------------------------------- operations
@@ -120,9 +137,17 @@ def emit(b: Builder, op: str, args: Sequence[Val], dtype: DType) -> Val:
                            hint="cast to a float type first")
 
 
+# Of these, the first operand is a number; where the second is nan, it stays the first. That is
+# one instruction on x86.
+_OF_NUMBERS = {"max of numbers": "ogt", "min of numbers": "olt"}
+
+
 def combine(b: Builder, op: str, x: Val, y: Val, dtype: DType) -> Val:
     """One step of a reduction; half types are combined in float32."""
     wide = dtype.compute
+    if op in _OF_NUMBERS:
+        assert dtype is wide
+        return b.select(b.fcmp(_OF_NUMBERS[op], y, x), y, x)
     values = (cast(b, x, dtype, wide), cast(b, y, dtype, wide))
     return cast(b, emit(b, REDUCTIONS[op].op, values, wide), wide, dtype)
 
@@ -357,6 +382,7 @@ _FLOAT: dict[str, Callable[..., Val]] = {
     "sub": lambda b, x, y: b.fsub(x, y, _CONTRACT),
     "mul": lambda b, x, y: b.fmul(x, y, _CONTRACT),
     "div": lambda b, x, y: b.fdiv(x, y),
+    "fma": lambda b, x, y, z: b.fma(x, y, z),
     "floordiv": _float_floordiv, "mod": _float_mod,
     "fmod": lambda b, x, y: b.frem(x, y),
     "min": _maximum("olt"), "max": _maximum("ogt"),
@@ -367,4 +393,5 @@ _FLOAT: dict[str, Callable[..., Val]] = {
     "isnan": lambda b, x: b.fcmp("uno", x, x),
     "isinf": lambda b, x: b.fcmp("oeq", b.fabs(x), b.const(x.ty, float("inf"))),
     "isfinite": lambda b, x: b.fcmp("olt", b.fabs(x), b.const(x.ty, float("inf"))),
+    **{name: libm(name) for name in LIBM},
 }

@@ -80,7 +80,7 @@ def _fma_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
         return False
     elems = elems[:3]
     mr, nr = int(tile.constants["mr"]), int(tile.constants["nr"])
-    accumulate = bool(tile.constants["accumulate"])
+    accumulate, near = bool(tile.constants["accumulate"]), bool(tile.constants.get("near"))
     chip = emitter.chip
     width = _width(chip.lanes(8 * _FLOATS[elems[0]]), nr)
     vectors = -(-nr // width)
@@ -96,8 +96,9 @@ def _fma_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
         live = []
     sizes = [k, lda, a_step, ldb, ldc, share, *live]
     for first in range(0, mr, rows):
-        shape = _Fma(min(rows, mr - first), nr, width, tuple(elems))
-        name = f"fma_{shape.mr}x{nr}_{'_'.join(elems)}{'_masked' if live else ''}"
+        shape = _Fma(min(rows, mr - first), nr, width, tuple(elems), near)
+        name = (f"fma_{shape.mr}x{nr}_{'_'.join(elems)}{'_near' if near else ''}"
+                f"{'_masked' if live else ''}")
         _write_once(emitter.module, name, ["ptr"] * 4 + ["i1"] + ["i64"] * len(sizes), shape.write)
         b.call("void", name, [b.gep(elems[0], c, b.mul(ldc, first)),
                               b.gep(elems[1], a, b.mul(lda, first)), right,
@@ -111,6 +112,7 @@ class _Fma:
     nr: int
     width: int
     elems: tuple[str, ...]
+    near: bool  # B is in the nearest cache: asking for it ahead would take slots from the FMAs
 
     def write(self, b: Builder, params: list[Val]) -> None:
         c, a, right, soon, accumulate, k, lda, a_step, ldb, ldc, share, *live = params
@@ -127,10 +129,11 @@ class _Fma:
 
         def step(_: Val, state: list[Val]) -> list[Val]:
             pa, pb, later, *sums = state
-            b.prefetch(later, locality=2)
-            ahead = b.gep(self.elems[2], pb, far, inbounds=False)
-            for at in range(0, self.nr, 64 // _FLOATS[self.elems[2]]):
-                b.prefetch(b.gep(self.elems[2], ahead, at, inbounds=False))
+            if not self.near:
+                b.prefetch(later, locality=2)
+                ahead = b.gep(self.elems[2], pb, far, inbounds=False)
+                for at in range(0, self.nr, 64 // _FLOATS[self.elems[2]]):
+                    b.prefetch(b.gep(self.elems[2], ahead, at, inbounds=False))
             row = [self.load_b(b, b.gep(self.elems[2], pb, v * self.width), masks[v])
                    for v in range(len(masks))]
             for r in range(self.mr):
@@ -314,7 +317,7 @@ def _halves(width: int, group: int, first: int) -> list[int]:
 
 # ---------------------------------------------------------------- transposition
 def _transpose_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
-    """Square blocks, transposed in registers by rounds of two-vector shuffles."""
+    """A vector of rows and a few columns at a time, transposed in registers."""
     elems = _elements(tile)
     if elems is None:
         return False
@@ -343,19 +346,20 @@ class _Transpose:
 
     def write(self, b: Builder, params: list[Val]) -> None:
         d, s, k, ldd, lds, rows = params
-        width = self.width
+        width, align = self.width, _FLOATS[self.target]
+        size = min(width, 16 // align)  # columns of a block: within 128 bits shuffles are cheap
         # A row that is not there is the last one that is; the last block begins early enough to
         # be whole. So no block needs masks.
         last = b.sub(rows, 1)
         offsets = [b.mul(lds, b.smin(const("i64", r), last)) for r in range(width)]
-        align = _FLOATS[self.target]
 
         def block(at: Val, _: list[Val]) -> None:
-            p = b.smin(at, b.sub(k, width))
+            p = b.smin(at, b.sub(k, size))
             pointer = b.gep(self.source, s, p, inbounds=False)
-            raw = [b.load(vec(self.source, width), b.gep(self.source, pointer, off, inbounds=False),
+            raw = [b.load(vec(self.source, size), b.gep(self.source, pointer, off, inbounds=False),
                           _FLOATS[self.source]) for off in offsets]
-            columns = _transposed(b, [_widen(b, row, self.target) for row in raw])
+            columns = _transposed(b, [_widen(b, _joined(b, raw[r::size]), self.target)
+                                      for r in range(size)])
             for r, column in enumerate(columns):
                 b.store(column, b.gep(self.target, d, b.mul(b.add(p, r), ldd)), align)
 
@@ -369,27 +373,30 @@ class _Transpose:
 
             b.loop(0, width, 1, element)
 
-        b.if_(b.icmp("sge", k, width), lambda: b.loop(0, k, width, block),
+        b.if_(b.icmp("sge", k, size), lambda: b.loop(0, k, size, block),
               lambda: b.loop(0, k, 1, short))
 
 
+def _joined(b: Builder, parts: list[Val]) -> Val:
+    """Short vectors side by side in one."""
+    while len(parts) > 1:
+        parts = [b.shuffle(x, y, list(range(2 * x.lanes)))
+                 for x, y in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
 def _transposed(b: Builder, rows: list[Val]) -> list[Val]:
-    """The transpose of a square block held as rows: each round swaps halves of twice the size."""
-    width = len(rows)
-    half = 1
-    while half < width:
-        # Lane l of row r trades places with its mirror image across the diagonal of its block.
-        fresh: list[Val] = list(rows)
-        for r in range(width):
-            if r & half:
-                continue
-            x, y = rows[r], rows[r + half]
-            low = [lane if not lane & half else width + lane - half for lane in range(width)]
-            high = [lane + half if not lane & half else width + lane for lane in range(width)]
-            fresh[r] = b.shuffle(x, y, low)
-            fresh[r + half] = b.shuffle(x, y, high)
-        rows = fresh
-        half *= 2
+    """Square blocks that lie side by side in the lanes of their rows, each transposed.
+
+    Every round interleaves the lanes of two rows; once around, each lane has come to its place.
+    """
+    size, width = len(rows), rows[0].lanes
+    low = [block + lane // 2 + lane % 2 * width
+           for block in range(0, width, size) for lane in range(size)]
+    orders = low, [lane + size // 2 for lane in low]
+    for _ in range(size.bit_length() - 1):
+        rows = [b.shuffle(rows[n], rows[n + size // 2], order)
+                for n in range(size // 2) for order in orders]
     return rows
 
 

@@ -103,6 +103,7 @@ _FLOAT: dict[str, Spelling] = {
     "isinf": Spelling('tl.abs({0}) == float("inf")', COMPARE),
     "isfinite": Spelling('tl.abs({0}) < float("inf")', COMPARE),
     "copysign": Spelling("tl.where(_negative({1}), -tl.abs({0}), tl.abs({0}))"),
+    "fma": Spelling("tl.fma({0}, {1}, {2})"),
 } | {
     op: Spelling(f"tl.{op}({{0}})") for op in (
         "abs", "floor", "ceil", "sqrt", "rsqrt", "exp", "exp2", "log", "log2", "sin", "cos",
@@ -155,10 +156,11 @@ _LIBDEVICE: dict[str, Spelling] = {
     op: Spelling(f"libdevice.{name or op}({{0}})") for op, name in {
         "expm1": "", "log10": "", "log1p": "", "tan": "", "asin": "", "acos": "", "atan": "",
         "sinh": "", "cosh": "", "tanh": "", "asinh": "", "acosh": "", "atanh": "", "cbrt": "",
-        "erfc": "", "erfinv": "", "lgamma": "", "trunc": "", "round": "rint"}.items()
+        "erfc": "", "erfinv": "", "lgamma": "", "trunc": "", "round": "rint", "j0": "", "j1": "",
+        "y0": "", "y1": "", "tgamma": ""}.items()
 } | {
     op: Spelling(f"libdevice.{op}({{0}}, {{1}})") for op in (
-        "pow", "atan2", "hypot", "fmod", "copysign")
+        "pow", "atan2", "hypot", "fmod", "copysign", "remainder")
 }
 
 

@@ -116,6 +116,9 @@ def huge_lanes_from_libm(b: Builder, name: str, x: Val, huge: Val, result: Val) 
     )[0]
 
 
+_ORDERS = ("jn", "yn")  # their first argument is an int of C
+
+
 def _lane_loop(module: Module, name: str, elem: str, arity: int) -> str:
     helper = f"lanes.{name}.{elem}"
     if module.defines(helper):
@@ -129,6 +132,8 @@ def _lane_loop(module: Module, name: str, elem: str, arity: int) -> str:
         operands = [f.load(elem, f.gep(elem, area, i), width) for area in areas]
         if elem == "float":
             operands = [widen(f, operand) for operand in operands]
+        if name in _ORDERS:
+            operands[0] = f.cast("fptosi", operands[0], "i32")
         result = f.call("double", name, operands)
         f.store(narrow(f, result) if elem == "float" else result, f.gep(elem, areas[0], i), width)
 
