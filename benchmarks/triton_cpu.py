@@ -41,13 +41,13 @@ from rich.table import Table
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "triton"))
 
-import dropout
-import flash_attention
-import gelu
-import layer_norm
-import matmul
-import softmax
-import vector_add
+import dropout  # noqa: E402
+import flash_attention  # noqa: E402
+import gelu  # noqa: E402
+import layer_norm  # noqa: E402
+import matmul  # noqa: E402
+import softmax  # noqa: E402
+import vector_add  # noqa: E402
 
 f32, bf16 = torch.float32, torch.bfloat16
 TILES = (1024, 16384)

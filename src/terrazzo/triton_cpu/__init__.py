@@ -11,8 +11,11 @@ of a kernel, and where to look:
 | `uses` | who needs a value: what is dear and needed twice is kept in memory |
 | `lower`, `lower_*` | one handler an operation, by families |
 | `nest`, `addresses` | loop nests; affine addresses, masks as loop bounds, whole tiles |
+| `fusion` | neighbouring loops over the same range become one |
 | `launch`, `driver` | the grid over the thread pool, a launch in a few microseconds |
 | `waiting` | which programs wait for each other, and need threads of their own |
+| `reports`, `reporting` | what kernels tell their launcher: prints, assertions, findings |
+| `sanitizer`, `shadows` | TZ_SANITIZE=1: every access is checked before it happens |
 | `conversions` | casts between floats: roundings, saturation, fp8e4b15 |
 | `libdevice`, `externals*` | functions of `triton.language.extra.libdevice`, and their meaning |
 

@@ -133,7 +133,7 @@ class CPUBackend(triton_compiler.BaseBackend):
         stages["ttir"] = lambda src, metadata: _make_ttir(src)
         stages["loop"] = lambda src, metadata: _make_loops(src, metadata)
         stages["llir"] = lambda src, metadata: _make_llvm(src)
-        stages["o"] = lambda src, metadata: jit.compile_object(src, host())
+        stages["o"] = _make_object
 
 
 def _make_ttir(module: Any) -> Any:
@@ -183,6 +183,15 @@ def _make_loops(module: Any, metadata: dict[str, Any]) -> LoopText:
     text = LoopText(lowered.function)
     text.lowered = lowered
     return text
+
+
+def _make_object(text: str, metadata: dict[str, Any]) -> bytes:
+    # LLVM's NewGVN, a light pass, gives up the whole process on a kernel with many hundred checks.
+    sites = len((metadata.get("reports") or {}).get("sites", ()))
+    return jit.compile_object(text, host(), "full" if sites > MOST_SITES else "light")
+
+
+MOST_SITES = 24
 
 
 def _make_llvm(text: str) -> str:

@@ -60,7 +60,7 @@ class Sanitizer:
         self.divisions: dict[int, tuple[Scalar, Scalar, Op]] = {}  # quotient, divisor
         self.stores: dict[int, int] = {}  # the smallest element stored through an argument
         self.anywhere = False  # whether it writes through pointers that come from no argument
-        self.sites: dict[tuple[Op, str], int] = {}
+        self.sites: dict[tuple[Op, str, int], int] = {}
         self.before = lowering.local("before", int64, 1)
         self.mine: Buffer | None = None  # the clock at the program's latest atomic
         if any(op.name in ATOMICS for f in lowering.module.functions.values()
@@ -115,12 +115,13 @@ class Sanitizer:
     # ------------------------------------------------------------ one access
     def site(self, op: Op, kind: str, type_: Type, argument: int) -> int:
         """The site of an access, or of a division in its address."""
-        if (op, kind) not in self.sites:
+        key = op, kind, argument  # a function that is called twice has two sites
+        if key not in self.sites:
             own = self.lowering.module.entry.regions[0][0].args[argument][1].elem
-            self.sites[op, kind] = self.report.site(
+            self.sites[key] = self.report.site(
                 kind, self.lowering.module.where(op), argument=argument, shape=list(type_.shape),
                 size=dtype_of(type_.elem).itemsize, itemsize=dtype_of(own).itemsize)
-        return self.sites[op, kind]
+        return self.sites[key]
 
     def access(self, op: Op, kind: str, pointers: Value, mask: Value | None, reads: bool,
                touch: Callable[[Indices, Buffer, Index], Stmt]) -> None:
