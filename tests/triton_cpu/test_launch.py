@@ -294,3 +294,23 @@ def test_triton_chooses_the_gpu_unless_told_otherwise(
         monkeypatch.setenv("TRITON_DEFAULT_BACKEND", chosen)
     expected = CPUDriver if chosen == "cpu" else GPUDriver
     assert type(module._create_driver()) is expected
+
+
+@triton.jit
+def _divide(out, a, b, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out, a // b)
+    tl.store(out + 1, a % b)
+    tl.store(out + 2 + i, (i + a) // b)
+
+
+def test_numbers_may_be_negative():
+    """Division is C's: towards zero."""
+    out = torch.zeros(10, dtype=torch.int32)
+    _divide[(1,)](out, -9, 5, BLOCK=8)
+    assert out.tolist() == [-1, -4, *(int((i - 9) / 5) for i in range(8))]
+
+
+def test_the_backend_can_be_imported_first():
+    program = "import terrazzo.triton_cpu.compiler as c; assert c.CPUBackend"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -21,3 +21,7 @@ of a kernel, and where to look:
 
 docs/triton-cpu.md says what is supported and what is missing.
 """
+
+import triton  # finds the modules here; importing one of them first would disturb it
+
+assert triton

@@ -407,7 +407,7 @@ def lower(module: Module, sanitize: bool = False) -> Lowered:
             lowering.params.append((buffer, number))
             element: Element = Pointer(buffer, Const(int64, 0))
         else:
-            sizes.append(Var(label))
+            sizes.append(Var(label, None))
             numbers.append(number)
             element = argument(sizes[-1], dtype_of(type_.elem))
         lowering.env[name] = constant_value(type_, element)
