@@ -249,7 +249,8 @@ def tables(measured: Mapping[int, Mapping[str, Mapping[str, Measured]]]) -> str:
              _number(found[OURS].cold_peak_mb, 0), f"{found[OURS].error:.0e}"]
             for name, found in models.items()]
     lines += ["Peak memory of each engine's process, and our largest error against PyTorch over "
-              "its largest output:", "", *_table(
+              "its largest output. Compiling happens in a process of its own, which takes another "
+              "125 MB for those seconds:", "", *_table(
                   ["model", *(f"{e}, MB" for e in engines), "ours while compiling, MB",
                    "largest error"], rows)]
     return "\n".join(lines)
