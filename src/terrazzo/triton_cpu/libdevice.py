@@ -38,19 +38,19 @@ def _function(name: str) -> Any:
 
     # Triton passes arguments by name, too, and looks for `_semantic` among the parameters.
     @core.extern
-    def one(arg0, _semantic=None):  # type: ignore[no-untyped-def]
+    def one(arg0: Any, _semantic: Any = None) -> Any:
         return dispatch([arg0], _semantic)
 
     @core.extern
-    def two(arg0, arg1, _semantic=None):  # type: ignore[no-untyped-def]
+    def two(arg0: Any, arg1: Any, _semantic: Any = None) -> Any:
         return dispatch([arg0, arg1], _semantic)
 
     @core.extern
-    def three(arg0, arg1, arg2, _semantic=None):  # type: ignore[no-untyped-def]
+    def three(arg0: Any, arg1: Any, arg2: Any, _semantic: Any = None) -> Any:
         return dispatch([arg0, arg1, arg2], _semantic)
 
     @core.extern
-    def four(arg0, arg1, arg2, arg3, _semantic=None):  # type: ignore[no-untyped-def]
+    def four(arg0: Any, arg1: Any, arg2: Any, arg3: Any, _semantic: Any = None) -> Any:
         return dispatch([arg0, arg1, arg2, arg3], _semantic)
 
     return (one, two, three, four)[len(next(iter(rows))) - 1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import partial
 
 import numpy as np
 
@@ -51,10 +52,14 @@ def _print(lowering: Lowering, op: Op) -> None:
     if not op.operands:
         lowering.emit(while_alive(lowering, report.every(site, NOTHING, 0, reports.word(0))))
     for n, (name, type_) in enumerate(zip(op.operands, op.operand_types, strict=True)):
-        value, shape = lowering.env[name], type_.shape
         lowering.emit(while_alive(lowering, reports.each(
-            lowering, shape, lambda i, n=n, v=value, s=shape: report.every(  # type: ignore[misc]
-                site, n, flat(s, i), _bits(lowering, v, i)))))
+            lowering, type_.shape, partial(_line, lowering, site, n, lowering.env[name]))))
+
+
+def _line(lowering: Lowering, site: int, operand: int, value: Value, i: Indices) -> Stmt:
+    """What is printed of one element."""
+    return reports.of(lowering).every(site, operand, flat(value.type.shape, i),
+                                      _bits(lowering, value, i))
 
 
 def _bits(lowering: Lowering, value: Value, i: Indices) -> Scalar:

@@ -17,7 +17,8 @@ from terrazzo.chips.cpu_quant import adds_bytes, adds_words
 from terrazzo.codegen.llvm.builder import Builder, Val, const, iota, vec
 
 if TYPE_CHECKING:
-    from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
+    from terrazzo.codegen.llvm.expressions import Scope
+    from terrazzo.codegen.llvm.loops import LoopEmitter
     from terrazzo.loop.ir import Tile
 
 # Groups of B asked for ahead of their use: a panel comes from the second-level cache.

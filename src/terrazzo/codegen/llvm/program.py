@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm.builder import Builder, Module, Val, const
+from terrazzo.codegen.llvm.expressions import Scope
 from terrazzo.codegen.llvm.kernel import write_function
-from terrazzo.codegen.llvm.loops import STATUS, LoopEmitter, Scope
+from terrazzo.codegen.llvm.loops import STATUS, LoopEmitter
 from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Function
 

@@ -17,7 +17,8 @@ from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm.builder import Builder, Val, const, iota, vec
 
 if TYPE_CHECKING:
-    from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
+    from terrazzo.codegen.llvm.expressions import Scope
+    from terrazzo.codegen.llvm.loops import LoopEmitter
     from terrazzo.loop.ir import Tile
 
 LARGEST_BLOCK = 16  # rows of a block: with the shuffles' temporaries this fills 32 registers

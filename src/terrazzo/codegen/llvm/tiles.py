@@ -20,7 +20,8 @@ from terrazzo.codegen.llvm.tile_transpose import emit_transposed_copy
 from terrazzo.codegen.llvm.window_tile import emit_window_tile
 
 if TYPE_CHECKING:
-    from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
+    from terrazzo.codegen.llvm.expressions import Scope
+    from terrazzo.codegen.llvm.loops import LoopEmitter
     from terrazzo.loop.ir import Tile
 
 # Rows of B asked for ahead of their use. A panel comes from the second-level cache or from further

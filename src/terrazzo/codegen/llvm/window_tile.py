@@ -18,7 +18,8 @@ from terrazzo.index import Var
 from terrazzo.scalar import format_scalar
 
 if TYPE_CHECKING:
-    from terrazzo.codegen.llvm.loops import LoopEmitter, Scope
+    from terrazzo.codegen.llvm.expressions import Scope
+    from terrazzo.codegen.llvm.loops import LoopEmitter
     from terrazzo.loop.ir import Tile
 
 _FLOATS = {"float": 4, "double": 8, "half": 2, "bfloat": 2}
@@ -205,7 +206,7 @@ class _Window:
                  operands: Sequence[Val], offsets: Sequence[Sequence[Val]],
                  masks: Sequence[Val | None]) -> list[Val]:
         """What the expression makes of each sum."""
-        from terrazzo.codegen.llvm.loops import Lanes, Scope, VectorCode
+        from terrazzo.codegen.llvm.expressions import Lanes, Scope, VectorCode
 
         finish = self.tile.constants["finish"]
         zero = b.const("i64", 0)
