@@ -31,7 +31,9 @@ SAMPLE_SECONDS = 2e-3  # one sample lasts this long at least: 1000 times the clo
 ROUNDS, QUICK_ROUNDS = 15, 5
 NOISY = 1.25  # a median this far above the minimum means that the row was disturbed
 REPEATS = 3  # how often a disturbed row is measured again before its numbers are taken as they are
-IDLE_SECONDS = 1e-3  # between alternatives, so that spinning workers of the last one go to sleep
+# Between alternatives, so that idle workers of the last one stop spinning: OpenMP's were seen to
+# take up to 6 ms for it, ours 1 ms, and a spinning thread takes a core from the one measured next.
+IDLE_SECONDS = 10e-3
 
 # Errors are compared with the largest value of the result: a sum of n terms may lose what is
 # small against the terms. bfloat16 keeps 8 bits, so half a unit in the last place is 2^-9.

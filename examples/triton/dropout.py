@@ -31,7 +31,7 @@ class Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, p, seed):
         ctx.p, ctx.seed = p, seed
-        return run(x.contiguous(), p, seed)
+        return run(x, p, seed)
 
     @staticmethod
     def backward(ctx, grad):
@@ -40,7 +40,10 @@ class Dropout(torch.autograd.Function):
 
 def dropout(x: torch.Tensor, p: float, seed: int) -> torch.Tensor:
     """Zero with probability p, else x / (1 - p); equal seeds drop equal elements."""
-    return Dropout.apply(x, p, seed)
+    x = x.contiguous()
+    if torch.is_grad_enabled() and x.requires_grad:
+        return Dropout.apply(x, p, seed)
+    return run(x, p, seed)
 
 
 def check() -> None:

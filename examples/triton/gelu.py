@@ -44,15 +44,18 @@ def gelu_backward_kernel(inp, grad, out, n, TANH: tl.constexpr, BLOCK: tl.conste
     tl.store(out + at, slope * g, mask=at < n)
 
 
+def forward(x: torch.Tensor, tanh: bool) -> torch.Tensor:
+    out, n = torch.empty_like(x), x.numel()
+    gelu_kernel[(triton.cdiv(n, BLOCK),)](x, out, n, TANH=tanh, BLOCK=BLOCK)
+    return out
+
+
 class Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, tanh):
-        x = x.contiguous()
         ctx.save_for_backward(x)
         ctx.tanh = tanh
-        out, n = torch.empty_like(x), x.numel()
-        gelu_kernel[(triton.cdiv(n, BLOCK),)](x, out, n, TANH=tanh, BLOCK=BLOCK)
-        return out
+        return forward(x, tanh)
 
     @staticmethod
     def backward(ctx, grad):
@@ -65,7 +68,10 @@ class Gelu(torch.autograd.Function):
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """x times the probability that a normal variable is below x; `tanh` approximates it."""
-    return Gelu.apply(x, approximate == "tanh")
+    x, tanh = x.contiguous(), approximate == "tanh"
+    if torch.is_grad_enabled() and x.requires_grad:
+        return Gelu.apply(x, tanh)
+    return forward(x, tanh)  # autograd's own bookkeeping takes longer than the launch
 
 
 def formula(x: torch.Tensor) -> torch.Tensor:

@@ -66,16 +66,23 @@ def add_parts_kernel(weight_parts, bias_parts, grad_weight, grad_bias, parts, co
     tl.store(grad_bias + at, bias_sum, mask=at < columns)
 
 
+def forward(flat: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+            ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalised rows, the means of the rows, and the inverses of their deviations."""
+    rows, columns = flat.shape
+    out = torch.empty_like(flat)
+    means = torch.empty(rows, dtype=torch.float32, device=flat.device)
+    scales = torch.empty_like(means)
+    forward_kernel[(rows,)](flat, weight, bias, out, means, scales, columns, columns, eps,
+                            BLOCK=triton.next_power_of_2(columns))
+    return out, means, scales
+
+
 class LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, eps):
-        flat = x.contiguous().view(-1, x.shape[-1])
-        rows, columns = flat.shape
-        out = torch.empty_like(flat)
-        means = torch.empty(rows, dtype=torch.float32, device=x.device)
-        scales = torch.empty_like(means)
-        forward_kernel[(rows,)](flat, weight, bias, out, means, scales, columns, columns, eps,
-                                BLOCK=triton.next_power_of_2(columns))
+        flat = x.view(-1, x.shape[-1])
+        out, means, scales = forward(flat, weight, bias, eps)
         ctx.save_for_backward(flat, weight, means, scales)
         return out.view_as(x)
 
@@ -101,7 +108,10 @@ class LayerNorm(torch.autograd.Function):
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,
                eps: float = 1e-5) -> torch.Tensor:
     """Each row less its mean, over its deviation, times weight plus bias."""
-    return LayerNorm.apply(x, weight, bias, eps)
+    x = x.contiguous()
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias)):
+        return LayerNorm.apply(x, weight, bias, eps)
+    return forward(x.view(-1, x.shape[-1]), weight, bias, eps)[0].view_as(x)
 
 
 def compare(rows: int, columns: int) -> None:

@@ -16,6 +16,10 @@ job cannot finish without it; so whatever job the slot then holds, it has a tick
 All states share one cache line, which is all that idle workers look at. They spin for
 `knobs.spin` turns, then sleep, each on a futex of its own, so that a launch wakes just those
 whom it may use.
+
+Schedulers like to wake a thread on the core of the one that woke it, where it would take turns
+with the caller for milliseconds while another core has nothing to do: a worker that finds itself
+there moves away. For the same case, whoever spins lets others run on its core now and then.
 """
 
 from __future__ import annotations
@@ -43,6 +47,9 @@ _MAX_WORKERS = 1023
 _WAKE_FAN_OUT = 4
 # Spinning helps only while there is a core for every thread.
 _SPIN_WHEN_CROWDED = 50
+# A spinning thread lets others on its core run every so many turns, a power of two: some 5 us.
+_YIELD_TURNS = 64
+_CORE_BYTES = 128  # of a set of cores: as many as Linux's own type of it holds
 
 
 def symbols() -> MappingProxyType[str, int]:
@@ -179,6 +186,12 @@ define internal void @sleep_while(ptr %word, i32 %value) nounwind {
 }
 define internal void @wake(ptr %word, i32 %count) nounwind {
   ret void
+}
+define internal void @note_core() nounwind {
+  ret void
+}
+define internal void @move_away() nounwind {
+  ret void
 }"""
     return f"""
 declare i64 @syscall(i64, ...)
@@ -191,6 +204,54 @@ define internal void @sleep_while(ptr %word, i32 %value) nounwind {{
 define internal void @wake(ptr %word, i32 %count) nounwind {{
   %r = call i64 (i64, ...) @syscall(i64 {system.futex}, ptr %word, i64 129, i32 %count,
                                     ptr null, ptr null, i64 0)
+  ret void
+}}
+@waker = internal global i32 -1, align 64
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+; Remembers the core of the thread that is about to wake others.
+define internal void @note_core() nounwind {{
+  %core = call i32 @sched_getcpu()
+  store atomic i32 %core, ptr @waker monotonic, align 4
+  ret void
+}}
+; Leaves the core of the thread that woke this one, if it runs there and may run elsewhere.
+define internal void @move_away() nounwind {{
+entry:
+  %allowed = alloca [{_CORE_BYTES} x i8], align 16
+  %others = alloca [{_CORE_BYTES} x i8], align 16
+  %theirs = load atomic i32, ptr @waker monotonic, align 4
+  %mine = call i32 @sched_getcpu()
+  %same = icmp eq i32 %theirs, %mine
+  %known = icmp ult i32 %mine, {8 * _CORE_BYTES}
+  %here = and i1 %same, %known
+  br i1 %here, label %look, label %out
+look:
+  call void @llvm.memset.p0.i64(ptr %allowed, i8 0, i64 {_CORE_BYTES}, i1 false)
+  %g = call i32 @sched_getaffinity(i32 0, i64 {_CORE_BYTES}, ptr %allowed)
+  %got = icmp sge i32 %g, 0
+  br i1 %got, label %mask, label %out
+mask:
+  call void @llvm.memcpy.p0.p0.i64(ptr %others, ptr %allowed, i64 {_CORE_BYTES}, i1 false)
+  %byte = lshr i32 %mine, 3
+  %byte.at = getelementptr i8, ptr %others, i32 %byte
+  %bit = and i32 %mine, 7
+  %one = shl i32 1, %bit
+  %one8 = trunc i32 %one to i8
+  %keep = xor i8 %one8, -1
+  %old = load i8, ptr %byte.at
+  %new = and i8 %old, %keep
+  store i8 %new, ptr %byte.at
+  ; Refused when no other core is left. What was allowed before is allowed again afterwards.
+  %moved = call i32 @sched_setaffinity(i32 0, i64 {_CORE_BYTES}, ptr %others)
+  %went = icmp eq i32 %moved, 0
+  br i1 %went, label %restore, label %out
+restore:
+  %r = call i32 @sched_setaffinity(i32 0, i64 {_CORE_BYTES}, ptr %allowed)
+  br label %out
+out:
   ret void
 }}"""
 
@@ -223,6 +284,7 @@ declare i32 @pthread_key_create(ptr, ptr)
 declare ptr @pthread_getspecific(i64)
 declare i32 @pthread_setspecific(i64, ptr)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
+declare i32 @sched_yield()
 declare i32 @sigfillset(ptr)
 declare i32 @sigdelset(ptr, i32)
 {_sleeping(system)}
@@ -245,6 +307,19 @@ define void @tz_pool_after_fork() nounwind {{
   store i64 0, ptr @tz_pool_workers
   store i64 {_MAX_WORKERS}, ptr @worker_cap
   store i32 0, ptr @starting
+  ret void
+}}
+
+; One turn of a thread that spins.
+define internal void @breathe(i64 %turn) alwaysinline nounwind {{
+  {system.pause}
+  %place = and i64 %turn, {_YIELD_TURNS - 1}
+  %yields = icmp eq i64 %place, {_YIELD_TURNS - 1}
+  br i1 %yields, label %yield, label %out
+yield:
+  %y = call i32 @sched_yield()
+  br label %out
+out:
   ret void
 }}
 
@@ -358,6 +433,7 @@ rouse:
   %won = extractvalue {{ i32, i1 }} %swap, 1
   br i1 %won, label %shake, label %on
 shake:
+  call void @note_core()
   call void @wake(ptr %bed, i32 1)
   br label %on
 on:
@@ -387,7 +463,7 @@ rest:
   %wait = icmp ult i64 %turn, %patience
   br i1 %wait, label %breathe, label %sleep
 breathe:
-  {system.pause}
+  call void @breathe(i64 %turn)
   %turn.next = add i64 %turn, 1
   br label %idle
 sleep:
@@ -397,6 +473,7 @@ sleep:
   br i1 %still, label %really, label %awake
 really:
   call void @sleep_while(ptr %bed, i32 1)
+  call void @move_away()
   br label %awake
 awake:
   store atomic i32 0, ptr %bed release, align 4
@@ -570,7 +647,7 @@ patience:
   %spins = icmp ult i64 %turn, %limit
   br i1 %spins, label %breathe, label %drowse
 breathe:
-  {system.pause}
+  call void @breathe(i64 %turn)
   %turn.next = add i64 %turn, 1
   br label %wait
 drowse:
