@@ -137,6 +137,39 @@ def test_sleeping_workers_and_sleeping_callers(probes: Probes) -> None:
     assert counts.tolist() == [3000] * 8
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux's affinity")
+@pytest.mark.parametrize("cores", ["one", "all"])
+def test_moving_off_the_callers_core_keeps_what_a_worker_may_use(cores: str) -> None:
+    """Threads that may use one core only stay there; where more are allowed, all remain so."""
+    program = f"""
+import ctypes, os, time
+allowed = os.sched_getaffinity(0)
+mine = min(allowed)
+os.sched_setaffinity(0, {{mine}})  # workers start on the caller's core
+from terrazzo.runtime import pool
+from terrazzo.knobs import knobs
+knobs.threads = 2
+ran = []
+def chunk(_ctx, i):
+    ran.append(i)
+    time.sleep(0.0005)  # the other one gets its turn
+fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(chunk)
+address = ctypes.cast(fn, ctypes.c_void_p).value
+pool.parallel_for(address, 0, 4)
+workers = {{int(t) for t in os.listdir('/proc/self/task')}} - {{os.getpid()}}
+wanted = {{mine}} if {cores!r} == 'one' else allowed
+for worker in workers:
+    os.sched_setaffinity(worker, wanted)
+for _ in range(20):
+    time.sleep(0.003)  # longer than a worker spins
+    pool.parallel_for(address, 0, 4)
+assert len(ran) == 84, len(ran)
+assert all(os.sched_getaffinity(worker) == wanted for worker in workers)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
 def test_a_launch_inside_a_chunk_runs_inline(probes: Probes) -> None:
     counts = np.zeros((50, 16), np.int32)
     for _ in range(20):
