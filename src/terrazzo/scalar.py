@@ -537,6 +537,33 @@ def substitute_indices(root: Scalar, values: Mapping[Var, Index]) -> Scalar:
     return rewrite(root, visit)
 
 
+def same(a: Scalar, b: Scalar) -> bool:
+    """Whether two expressions are alike node for node, and share nodes alike."""
+    ours, theirs = list(walk(a)), list(walk(b))
+    if len(ours) != len(theirs):
+        return False
+    partner: dict[int, int] = {}
+    for x, y in zip(ours, theirs, strict=True):
+        if x.dtype is not y.dtype or _own(x) != _own(y) or (
+                [partner[id(c)] for c in children(x)] != [id(c) for c in children(y)]):
+            return False
+        partner[id(x)] = id(y)
+    return True
+
+
+def _own(node: Scalar) -> tuple[object, ...]:
+    """What a node is, apart from its type and its arguments."""
+    if isinstance(node, Call):
+        return Call, node.op
+    if isinstance(node, Const):
+        return Const, repr(node.value)  # nan is nan, and 0.0 is not -0.0
+    if isinstance(node, FromIndex):
+        return FromIndex, node.index
+    if isinstance(node, Load):
+        return Load, id(node.source), *(None if isinstance(i, Scalar) else i for i in node.indices)
+    return type(node), id(node)
+
+
 def loads(root: Scalar) -> list[Load]:
     """Every load, in order of first use."""
     return [node for node in walk(root) if isinstance(node, Load)]

@@ -206,9 +206,11 @@ def block(*stmts: Stmt | None) -> Stmt:
 # ---------------------------------------------------------------- walking
 def walk(stmt: Stmt) -> Iterator[Stmt]:
     """Every statement, outside in."""
-    yield stmt
-    for child in children(stmt):
-        yield from walk(child)
+    todo = [stmt]  # no recursion: large kernels are thousands of names inside each other
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += reversed(children(node))
 
 
 def children(stmt: Stmt) -> tuple[Stmt, ...]:

@@ -23,6 +23,7 @@ from terrazzo.errors import CodegenError
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import make_key, source_stamp
 from terrazzo.triton_cpu.conversions import convert_custom_types
+from terrazzo.triton_cpu.deep import with_room
 from terrazzo.triton_cpu.elementwise import ALONE
 from terrazzo.triton_cpu.launch import kernel_text
 from terrazzo.triton_cpu.lower import Lowered, lower
@@ -84,6 +85,7 @@ class LoopText(str):
     """The text of Loop IR, with the function itself for the next stage."""
 
     lowered: Lowered
+    waits: bool
 
 
 class CPUBackend(triton_compiler.BaseBackend):
@@ -169,33 +171,32 @@ def generic_text(module: Any) -> str:
 
 
 def _make_loops(module: Any, metadata: dict[str, Any]) -> LoopText:
-    parsed = parse(generic_text(module))
-    if not metadata["enable_fp_fusion"]:
+    text = with_room(_loops, generic_text(module), metadata["enable_fp_fusion"])
+    # Kernels that size their grid divide by what they take of the shared memory.
+    metadata["name"], metadata["shared"] = text.lowered.function.name, 1
+    metadata["reports"], metadata["waits"] = text.lowered.reports, text.waits
+    return text
+
+
+def _loops(ttir: str, fusion: bool) -> LoopText:
+    parsed = parse(ttir)
+    if not fusion:
         for function in parsed.functions.values():
             for op in walk(function.regions[0]):
                 if op.name == "arith.mulf":
                     op.attrs[ALONE] = True
     lowered = lower(parsed, knobs.sanitize)
-    # Kernels that size their grid divide by what they take of the shared memory.
-    metadata["name"], metadata["shared"] = lowered.function.name, 1
-    metadata["reports"] = lowered.reports
-    metadata["waits"] = has_waiting(parsed)
     text = LoopText(lowered.function)
-    text.lowered = lowered
+    text.lowered, text.waits = lowered, has_waiting(parsed)
     return text
 
 
 def _make_object(text: str, metadata: dict[str, Any]) -> bytes:
-    # LLVM's NewGVN, a light pass, gives up the whole process on a kernel with many hundred checks.
-    sites = len((metadata.get("reports") or {}).get("sites", ()))
-    return jit.compile_object(text, host(), "full" if sites > MOST_SITES else "light")
-
-
-MOST_SITES = 24
+    return jit.compile_object(text, host())
 
 
 def _make_llvm(text: str) -> str:
     if not isinstance(text, LoopText):
         raise CodegenError("Loop IR cannot be read back from text",
                            hint="override the stage ttir, llir or o instead")
-    return kernel_text(text.lowered)
+    return with_room(kernel_text, text.lowered)

@@ -14,7 +14,7 @@ from typing import Any
 
 from terrazzo.chips.cpu import host
 from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.builder import Builder, Module
+from terrazzo.codegen.llvm.builder import HANDS_ON, Builder, Module
 from terrazzo.codegen.llvm.kernel import write_function
 from terrazzo.codegen.llvm.loops import STATUS
 from terrazzo.errors import ArgumentError
@@ -37,7 +37,8 @@ def kernel_text(lowered: Lowered) -> str:
     module = Module(chip.features)
     write_function(module, chip, lowered.function)
     params = [("i64", f"a{i}") for i in range(lowered.arguments)]
-    b = Builder(module, ENTRY, [*params, *(("i64", f"g{i}") for i in range(3)), ("i64", "threads")])
+    b = Builder(module, ENTRY, [*params, *(("i64", f"g{i}") for i in range(3)), ("i64", "threads")],
+                attrs=HANDS_ON)
     given, rest = b.params[:lowered.arguments], b.params[lowered.arguments:]
     # Address zero is loaded, for LLVM takes memory after a null pointer that it knows for absent.
     zero = b.load("i64", module.global_(ZERO, "i64", "0", linkage=""), 8)

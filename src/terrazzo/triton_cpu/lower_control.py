@@ -152,6 +152,7 @@ def _at(load: Load) -> Index | None:
 
 # ---------------------------------------------------------------- for
 PRODUCTS = frozenset({"tt.dot", "tt.dot_scaled"})  # they can add to a tile where it is carried
+SUMS = frozenset({"f32", "f64", "i32"})  # of these types
 
 
 def _for(lowering: Lowering, op: Op) -> None:
@@ -185,7 +186,8 @@ def _for(lowering: Lowering, op: Op) -> None:
             carried[n] = Carried(lowering, type_, name, inits[n])
             lowering.env[name] = carried[n].value
             result = made.get(end.operands[n])
-            if (result is not None and result.name in PRODUCTS and type_.elem == "f32"
+            if (result is not None and result.name in PRODUCTS
+                    and type_.elem in SUMS
                     and lowering.uses.count.get(end.operands[n]) == 1
                     and lowering.uses.sinks.get(name, set()) <= {result}):
                 lowering.inplace[end.operands[n]] = carried[n].buffer

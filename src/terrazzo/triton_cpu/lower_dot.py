@@ -4,6 +4,9 @@ A left factor is read where it lies, if its tile is inside the tensor as a whole
 copied to a local buffer first. A right factor is copied into panels as wide as the register tile
 (BLIS), unless its rows lie close together anyway; if it is contiguous along k it is transposed on
 the way. The sums stay in one buffer, the one that a loop carries where there is one.
+
+Products of bytes are made as floats that hold them exactly: FMAs do sixteen at once, and integers
+of 32 bits have no such instruction.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from terrazzo.chips.cpu import host
-from terrazzo.dtypes import DType, float32, float64, int32
+from terrazzo.dtypes import DType, float32, float64, int8, int32
 from terrazzo.index import Index, Var, coefficient, free_vars, substitute
-from terrazzo.loop.ir import Buffer, For, If, Stmt, block
+from terrazzo.loop.ir import Buffer, For, If, Stmt, Store, block
+from terrazzo.loop.tile_transpose import transposed_copy
 from terrazzo.loop.tiles import fma_tile, transpose_tile
 from terrazzo.scalar import Const, Load, Scalar, call, cast, loads
 from terrazzo.triton_cpu.addresses import Names, Reader
@@ -30,6 +34,8 @@ _REGISTER_TILES = {32: (4, 16), 16: (2, 8)}
 # Elements from row to row up to which a right factor is not copied: rows a page apart, as in a
 # matrix of 1024 columns, fall on the same few places of the nearest cache.
 _CLOSE = 128
+_EXACT = 1 << 24  # integers up to here are floats of 32 bits
+Finish = Callable[[Scalar, Scalar], Scalar]  # the sum so far, and what a product adds to it
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +65,18 @@ class Factor:
 
 def _dot(lowering: Lowering, op: Op) -> None:
     a, b, c = (lowering.operand(op, n) for n in range(3))
-    wide = _wide(dtype_of(op.type.elem))
-    left = _factor(lowering, a, wide, True)
-    multiply(lowering, op, left, _factor(lowering, b, wide, False), a.type.shape[-1], c)
+    depth = a.type.shape[-1]
+    made_in = wide = _wide(dtype_of(op.type.elem))
+    finish: Finish | None = None
+    if wide is int32 and all(dtype_of(v.type.elem) is int8 for v in (a, b)):
+        made_in = float32 if depth << 14 <= _EXACT else float64
+        finish = _add_integers
+    left = _factor(lowering, a, made_in, True)
+    multiply(lowering, op, left, _factor(lowering, b, made_in, False), depth, c, finish)
+
+
+def _add_integers(total: Scalar, part: Scalar) -> Scalar:
+    return call("add", total, cast(part, int32))
 
 
 def _wide(dtype: DType) -> DType:
@@ -70,30 +85,47 @@ def _wide(dtype: DType) -> DType:
 
 
 # ---------------------------------------------------------------- the product
-def multiply(lowering: Lowering, op: Op, left: Factor, right: Factor, depth: int, c: Value
-             ) -> None:
-    """The product of two factors, added to a tile, as the result of an operation."""
+def multiply(lowering: Lowering, op: Op, left: Factor, right: Factor, depth: int, c: Value,
+             finish: Finish | None = None) -> None:
+    """The product of two factors, added to a tile, as the result of an operation.
+
+    `finish` says how, where that is not by a plain addition; sums of its second argument have the
+    factors' type.
+    """
     *_, rows, columns = op.type.shape
     dtype = dtype_of(op.type.elem)
-    wide = _wide(dtype)
+    wide, made_in = _wide(dtype), left.place.buffer.dtype
     target = lowering.inplace.get(op.results[0])
     if target is None or target.dtype is not wide or not _may_overwrite(lowering, op, target):
         target = lowering.local("product", wide, op.type.count)
     accumulate = _start(lowering, c, target, wide)
-    mr, nr = register_tile(wide, rows, columns)
+    mr, nr = register_tile(made_in, rows, columns)
+    part = None if finish is None else lowering.local("part", made_in, mr * nr)
 
     def product(a: Place, b: Place) -> Stmt:
         def tiles(which: Index) -> Stmt:
             column = lowering.fresh("column", 0, columns // nr - 1)
             row = lowering.fresh("row", 0, rows // mr - 1)
+            at = which * (rows * columns) + row * (mr * columns) + column * nr
+            to, to_at, step = (target, at, columns) if part is None else (part, 0, nr)
             tile = fma_tile(
-                target, which * (rows * columns) + row * (mr * columns) + column * nr,
-                a.buffer, a.at + which * a.batch + row * a.down * mr,
+                to, to_at, a.buffer, a.at + which * a.batch + row * a.down * mr,
                 b.buffer, b.at + which * b.batch + column * b.panel,
-                depth, a.down, a.right, b.down, columns, mr, nr, accumulate, near=True)
+                depth, a.down, a.right, b.down, step, mr, nr, accumulate and part is None,
+                near=True)
+            if part is not None:
+                tile = block(tile, finished(part, at))
             return For(column, 0, columns // nr, For(row, 0, rows // mr, tile))
 
         return _for_each(lowering, op.type.count // (rows * columns), tiles)
+
+    def finished(part: Buffer, at: Index) -> Stmt:
+        assert finish is not None
+        i, j = lowering.fresh("i", 0, mr - 1), lowering.fresh("j", 0, nr - 1)
+        place = at + i * columns + j
+        total = target[place] if accumulate else Const(wide, 0)
+        return For(i, 0, mr, For(
+            j, 0, nr, Store(target, place, finish(total, part[i * nr + j])), "vector"))
 
     conditions = [f.condition for f in (left, right) if f.condition is not None]
     whole = product(left.place, right.place)
@@ -169,8 +201,31 @@ class _Lying:
 
 def _factor(lowering: Lowering, value: Value, wide: DType, is_left: bool) -> Factor:
     """A factor in the type that is computed in; on the right, in panels that rows pass by."""
+    if not is_left:
+        value = in_rows(lowering, value)
     lying = _lying(lowering, value)
     return (_left if is_left else _right)(lowering, value, wide, lying)
+
+
+def in_rows(lowering: Lowering, value: Value) -> Value:
+    """A tile of bytes that lies column by column in memory, brought to rows; others as they are.
+
+    Vectors of bytes from a column would be gathered one by one.
+    """
+    lying = _lying(lowering, value)
+    if lying is None or lying.dtype.itemsize != 1 or lying.place.down != 1 or (
+            lying.place.right == 1):
+        return value
+    *_, rows, columns = value.type.shape
+    source = lying.place
+    buffer = lowering.local("turned", lying.dtype, value.type.count)
+    place = Place(buffer, 0, rows * columns, columns, 1)
+    turned = _for_each(lowering, value.type.count // (rows * columns), lambda n: transposed_copy(
+        buffer, n * place.batch, source.buffer, source.at + n * source.batch, rows, columns,
+        columns, source.right))
+    lowering.emit(turned if lying.condition is None else If(
+        lying.condition, turned, _copy(lowering, value, place, columns, twice=False)))
+    return lowering.stored(value.type, buffer)
 
 
 def _left(lowering: Lowering, value: Value, wide: DType, lying: _Lying | None) -> Factor:

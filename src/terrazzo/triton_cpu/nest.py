@@ -13,8 +13,20 @@ from dataclasses import dataclass, replace
 
 from terrazzo.index import Index, Var, coefficient, maximum, minimum, proves_lt
 from terrazzo.loop.conditions import cut_loop
-from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Let, Stmt, Store, block, rewrite
-from terrazzo.scalar import REDUCTIONS, Scalar, call, loads
+from terrazzo.loop.ir import (
+    Alloc,
+    Block,
+    Buffer,
+    For,
+    If,
+    Let,
+    Stmt,
+    Store,
+    block,
+    rewrite,
+    substitute_vars,
+)
+from terrazzo.scalar import REDUCTIONS, Scalar, call, loads, same
 from terrazzo.triton_cpu.addresses import (
     Names,
     Reader,
@@ -78,20 +90,20 @@ def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[W
             body = Alloc(table, block(fill, body))
         return body
 
-    whole = whole_tile(made, ranges, fresh) if twice else None
+    whole = whole_tile(made, ranges, fresh, inner) if twice else None
     if whole is None:
         return around(made)
     condition, simpler, names = whole
     return _bind(names, If(condition, around(simpler), around(made)))
 
 
-def whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
-               ) -> tuple[Scalar, list[Write], Names] | None:
+def whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh,
+               inner: Var | None = None) -> tuple[Scalar, list[Write], Names] | None:
     """When a tile lies inside its tensors as a whole, and its stores without their conditions.
 
     Most tiles do, and their loops then have fixed lengths. Where only stores are masked, or along
-    one dimension, the bounds of loops do as well, so only remainders in addresses (a gather
-    otherwise) are worth a second copy.
+    one dimension, the bounds of loops do as well; where no mask changes along the innermost loop,
+    a branch around it. Then only remainders in addresses (a gather otherwise) are worth a copy.
     """
     variables = tuple(ranges)
     names = Names(variables, fresh)
@@ -105,7 +117,8 @@ def whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh
         if span is not None and divisor is not None:
             tests += [below(-1, span[0]), below(span[1], divisor)]
             table[id(part)] = part.args[0]
-    if not tests and (len(ranges) < 2 or not any(guards(w.value) for w in writes)):
+    if not tests and (len(ranges) < 2 or not any(
+            inner is None or depends(g, (inner,)) for w in writes for g in guards(w.value))):
         return None
     facts: list[Scalar] = []
     tested: set[Index] = set()
@@ -239,10 +252,40 @@ def _one_loop(inner: Var, extent: int, writes: Sequence[Write], fresh: Fresh, pr
         if not precise and extent > 1:
             value = reciprocals(value, inner)
         stores.append(Store(write.buffer, index, value, write.reduce, write.streaming, mask))
-    body = _without_nothing(cut_loop(For(inner, lo, hi, block(*stores), "vector"), PIECES))
+    body = _joined(_without_nothing(
+        cut_loop(For(inner, lo, hi, block(*stores), "vector"), PIECES)))
     for part in outside:
         body = If(part, body)
     return _bind(names, body)
+
+
+def _joined(stmt: Stmt) -> Stmt:
+    """Neighbouring pieces of a loop that turned out to do the same are one loop again."""
+    if not isinstance(stmt, Block):
+        return stmt
+    done: list[Stmt] = []
+    for piece in stmt.stmts:
+        last = done[-1] if done else None
+        if (isinstance(piece, For) and isinstance(last, For) and last.hi == piece.lo
+                and _same(last, piece)):
+            var = Var(piece.var.name, last.var.lo, piece.var.hi)
+            body = substitute_vars(piece.body, {piece.var: var})
+            done[-1] = replace(piece, var=var, lo=last.lo, body=body)
+        else:
+            done.append(piece)
+    return block(*done)
+
+
+def _same(first: For, second: For) -> bool:
+    """Whether two vector loops of stores do the same, but for their ranges."""
+    ours, theirs = (body.stmts if isinstance(body, Block) else (body,) for body in (
+        first.body, substitute_vars(second.body, {second.var: first.var})))
+    return len(ours) == len(theirs) and all(
+        isinstance(a, Store) and isinstance(b, Store) and a.buffer is b.buffer
+        and a.reduce == b.reduce and a.streaming is b.streaming and a.mask is b.mask
+        and not isinstance(a.index, Scalar) and not isinstance(b.index, Scalar)
+        and a.index == b.index and same(a.value, b.value)
+        for a, b in zip(ours, theirs, strict=True))
 
 
 def _without_nothing(stmt: Stmt) -> Stmt:

@@ -5,6 +5,10 @@ its bundles and emits one instruction per part, one part after the other, so tha
 chains of U vectors are interleaved instruction by instruction. This hides latency on in-order
 schedulers and out-of-order cores alike, and costs the caller nothing: code is written as if for one
 value.
+
+Instructions without effects are written once where one of them reaches all its uses (value
+numbering along the dominator tree), so callers need not remember what they computed, and LLVM has
+less to read and to clean up.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from terrazzo.codegen.llvm.values import (
 )
 
 __all__ = [
+    "HANDS_ON",
     "Builder",
     "Module",
     "Operand",
@@ -57,6 +62,15 @@ _MANGLING: dict[str, tuple[str | int, ...]] = {
     "llvm.trap": (),
     "llvm.readcyclecounter": (),
 }
+
+# Intrinsics that have effects, or whose results change; those with attributes touch memory.
+_EFFECTS = frozenset({
+    "llvm.prefetch", "llvm.memcpy", "llvm.memmove", "llvm.memset", "llvm.assume", "llvm.trap",
+    "llvm.readcyclecounter",
+})
+
+# Attributes of functions that only hand things on: making them fast would be all they cost.
+HANDS_ON = "nounwind noinline optnone"
 
 _INT_FOLDS: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
@@ -134,6 +148,8 @@ class Builder:
         self._next = 0
         self._callees: set[str] = set()
         self._templates: dict[tuple[str, str], str] = {}
+        self._numbers: dict[str, str] = {}  # instructions whose results are known here
+        self._trail: list[str] = []  # the keys of the above, in the order they came
         module.define(self)
 
     def text(self) -> str:
@@ -141,6 +157,11 @@ class Builder:
         return "\n".join([self._head, "entry:", *self._allocas, *self._lines, "}"])
 
     # -- the machinery: names, bundles, instructions ------------------------------------------
+
+    @property
+    def length(self) -> int:
+        """How many lines have been written."""
+        return len(self._lines)
 
     def _fresh(self) -> str:
         self._next += 1
@@ -158,22 +179,41 @@ class Builder:
     def _index(self, value: Operand) -> Val:
         return value if isinstance(value, Val) else const("i64", value)
 
+    def _numbered(self, instruction: str) -> str:
+        """The name of an instruction's result, which is written unless it is known already."""
+        name = self._numbers.get(instruction)
+        if name is None:
+            self._next += 1
+            name = self._numbers[instruction] = f"%t{self._next}"
+            self._trail.append(instruction)
+            self._lines.append(f"  {name} = {instruction}")
+        return name
+
+    def _forget(self, mark: int) -> None:
+        """Leave a block: what was numbered since the mark does not reach the code that follows."""
+        for instruction in self._trail[mark:]:
+            self._numbers.pop(instruction, None)
+        del self._trail[mark:]
+
     def _each(self, ty: str, template: str, operands: Sequence[Val]) -> Val:
         """Emits `template.format(operand texts)` for each part of the operands' bundles."""
         count = max([len(value.parts) for value in operands])
-        lines, n = self._lines, self._next
-        self._next += count
-        if count == 1:
-            texts = [value.parts[0] for value in operands]
-            lines.append(f"  %t{n + 1} = {template.format(*texts)}")
-            return Val(ty, (f"%t{n + 1}",))
         results = []
         for i in range(count):
             texts = [self._part(value, i, count) for value in operands]
-            n += 1
-            lines.append(f"  %t{n} = {template.format(*texts)}")
-            results.append(f"%t{n}")
+            name = self._fresh()
+            self._lines.append(f"  {name} = {template.format(*texts)}")
+            results.append(name)
         return Val(ty, tuple(results))
+
+    def _pure(self, ty: str, template: str, operands: Sequence[Val]) -> Val:
+        """Like _each, for instructions that neither read memory nor have effects."""
+        count = max([len(value.parts) for value in operands])
+        if count == 1:
+            return Val(ty, (self._numbered(
+                template.format(*[value.parts[0] for value in operands])),))
+        return Val(ty, tuple(self._numbered(template.format(
+            *[self._part(value, i, count) for value in operands])) for i in range(count)))
 
     def _each_void(self, template: str, operands: Sequence[Val]) -> None:
         count = max((len(value.parts) for value in operands), default=1)
@@ -193,12 +233,9 @@ class Builder:
 
     def _binary(self, head: str, a: Val, b: Val, ty: str) -> Val:
         """The hot path: one two-operand instruction per part."""
-        lines, n = self._lines, self._next
         pa, pb = a.parts, b.parts
         if len(pa) == 1 and len(pb) == 1:
-            self._next = n = n + 1
-            lines.append(f"  %t{n} = {head} {a.ty} {pa[0]}, {pb[0]}")
-            return Val(ty, (f"%t{n}",))
+            return Val(ty, (self._numbered(f"{head} {a.ty} {pa[0]}, {pb[0]}"),))
         count = max(len(pa), len(pb))
         if len(pa) == 1:
             pa = pa * count
@@ -206,13 +243,8 @@ class Builder:
             pb = pb * count
         elif len(pa) != len(pb):
             raise ValueError(f"bundles of {len(pa)} and {len(pb)} in one operation of @{self.name}")
-        results = []
-        for left, right in zip(pa, pb):
-            n += 1
-            lines.append(f"  %t{n} = {head} {a.ty} {left}, {right}")
-            results.append(f"%t{n}")
-        self._next = n
-        return Val(ty, tuple(results))
+        return Val(ty, tuple(self._numbered(f"{head} {a.ty} {left}, {right}")
+                             for left, right in zip(pa, pb)))
 
     # -- arithmetic ------------------------------------------------------------------------------
 
@@ -236,7 +268,7 @@ class Builder:
         return self._floating("frem", a, b, flags)
 
     def fneg(self, a: Val) -> Val:
-        return self._each(a.ty, f"fneg {a.ty} {{}}", [a])
+        return self._pure(a.ty, f"fneg {a.ty} {{}}", [a])
 
     def fma(self, a: Operand, b: Operand, c: Operand) -> Val:
         """a * b + c, rounded once."""
@@ -249,7 +281,7 @@ class Builder:
             self.module.declare(name, ty, [ty] * 3)
             template = f"call {ty} @{name}({ty} {{}}, {ty} {{}}, {ty} {{}})"
             self._templates["fma", ty] = template
-        return self._each(ty, template, [a, b, c])
+        return self._pure(ty, template, [a, b, c])
 
     def _as(self, ty: str, value: Operand) -> Val:
         return value if isinstance(value, Val) else const(ty, value)
@@ -337,7 +369,7 @@ class Builder:
         if known is not None:
             return left if known else right
         template = f"select {condition.ty} {{}}, {left.ty} {{}}, {left.ty} {{}}"
-        return self._each(left.ty, template, [condition, left, right])
+        return self._pure(left.ty, template, [condition, left, right])
 
     def cast(self, op: str, v: Val, elem: str) -> Val:
         """Converts each lane with an LLVM cast, or with a saturating fptosi.sat / fptoui.sat."""
@@ -349,11 +381,11 @@ class Builder:
         known = v.literal
         if known is not None and op in ("sext", "trunc"):
             return const(ty, known)
-        return self._each(ty, f"{op} {v.ty} {{}} to {ty}", [v])
+        return self._pure(ty, f"{op} {v.ty} {{}} to {ty}", [v])
 
     def bitcast(self, v: Val, ty: str) -> Val:
         """The same bits as another type, whose number of lanes may differ."""
-        return v if ty == v.ty else self._each(ty, f"bitcast {v.ty} {{}} to {ty}", [v])
+        return v if ty == v.ty else self._pure(ty, f"bitcast {v.ty} {{}} to {ty}", [v])
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -425,7 +457,7 @@ class Builder:
         flag = "inbounds " if inbounds else ""
         ty = vec("ptr", max(ptr.lanes, index.lanes))
         template = f"getelementptr {flag}{elem}, {ptr.ty} {{}}, {index.ty} {{}}"
-        return self._each(ty, template, [ptr, index])
+        return self._pure(ty, template, [ptr, index])
 
     def alloca(self, ty: str, count: int = 1, align: int = 64) -> Val:
         """Stack memory, reserved once in the entry block wherever this is called."""
@@ -466,7 +498,8 @@ class Builder:
     # -- calls -----------------------------------------------------------------------------------
 
     def call(
-        self, ret: str, callee: str | Val, args: Sequence[Val], attrs: str = "", flags: str = ""
+        self, ret: str, callee: str | Val, args: Sequence[Val], attrs: str = "", flags: str = "",
+        pure: bool = False,
     ) -> Val:
         """Calls a function by name (declared when unknown) or by address."""
         types = [arg.ty for arg in args]
@@ -489,7 +522,7 @@ class Builder:
             name = self._fresh()
             self._lines.append(f"  {name} = {template}")
             return Val(ret, (name,))
-        return self._each(ret, template, operands)
+        return self._pure(ret, template, operands) if pure else self._each(ret, template, operands)
 
     def intrinsic(
         self,
@@ -505,7 +538,7 @@ class Builder:
         for which in mangling:
             full += "." + type_suffix(ret if isinstance(which, str) else args[which].ty)
         if arg_attrs is None:
-            return self.call(ret, full, args, flags=flags)
+            return self.call(ret, full, args, flags=flags, pure=name not in _EFFECTS)
         if full not in self._callees:
             self._callees.add(full)
             self.module.declare(full, ret, [arg.ty for arg in args])
@@ -550,22 +583,22 @@ class Builder:
         ty = vec(v.elem, lanes)
         if all(part[0] not in "%@" for part in v.parts):
             return Val(ty, tuple(f"splat ({v.ty} {part})" for part in v.parts))
-        first = self._each(ty, f"insertelement {ty} poison, {v.ty} {{}}, i64 0", [v])
+        first = self._pure(ty, f"insertelement {ty} poison, {v.ty} {{}}, i64 0", [v])
         template = f"shufflevector {ty} {{}}, {ty} poison, <{lanes} x i32> zeroinitializer"
-        return self._each(ty, template, [first])
+        return self._pure(ty, template, [first])
 
     def insert(self, v: Val, scalar: Operand, index: Operand) -> Val:
         """The vector with one lane replaced."""
         item, at = self._as(v.elem, scalar), self._index(index)
         template = f"insertelement {v.ty} {{}}, {item.ty} {{}}, {at.ty} {{}}"
-        return self._each(v.ty, template, [v, item, at])
+        return self._pure(v.ty, template, [v, item, at])
 
     def extract(self, v: Val, index: Operand) -> Val:
         """One lane of a vector (a scalar is its own only lane)."""
         if v.lanes == 1:
             return v
         at = self._index(index)
-        return self._each(v.elem, f"extractelement {v.ty} {{}}, {at.ty} {{}}", [v, at])
+        return self._pure(v.elem, f"extractelement {v.ty} {{}}, {at.ty} {{}}", [v, at])
 
     def shuffle(self, a: Val, b: Val | None, mask: Sequence[int]) -> Val:
         """Picks lanes of a, then of b (poison when None); -1 leaves a lane undefined."""
@@ -575,7 +608,7 @@ class Builder:
             return self.extract(a, lane) if lane < a.lanes else self.extract(other, lane - a.lanes)
         lanes = ", ".join("i32 poison" if lane < 0 else f"i32 {lane}" for lane in mask)
         template = f"shufflevector {a.ty} {{}}, {a.ty} {{}}, <{len(mask)} x i32> <{lanes}>"
-        return self._each(vec(a.elem, len(mask)), template, [a, other])
+        return self._pure(vec(a.elem, len(mask)), template, [a, other])
 
     def reduce(self, kind: str, v: Val) -> Val:
         """Combines the lanes of a vector: add mul and or xor smax umin fadd fmul fmax fminimum."""
@@ -589,7 +622,7 @@ class Builder:
         return self._reduction(name, [v], v, "")
 
     def _reduction(self, name: str, args: Sequence[Val], v: Val, flags: str) -> Val:
-        return self.call(v.elem, f"{name}.{type_suffix(v.ty)}", args, flags=flags)
+        return self.call(v.elem, f"{name}.{type_suffix(v.ty)}", args, flags=flags, pure=True)
 
     def fold(self, combine: Callable[[Val, Val], Val], v: Val) -> Val:
         """Combines the parts of a bundle into one value, as a balanced tree."""
@@ -606,14 +639,19 @@ class Builder:
         return f"{hint}{self._next}"
 
     def start_block(self, label: str) -> None:
+        """Begin a block about which nothing is known; loops and branches below know more."""
+        self._numbers.clear()
+        self._open(label)
+
+    def _open(self, label: str) -> None:
         self._lines.append(f"{label}:")
         self.block = label
 
     def br(self, label: str, suffix: str = "") -> None:
         self._lines.append(f"  br label %{label}{suffix}")
 
-    def cond_br(self, condition: Val, then: str, orelse: str) -> None:
-        self._lines.append(f"  br i1 {condition.text}, label %{then}, label %{orelse}")
+    def cond_br(self, condition: Val, then: str, orelse: str, suffix: str = "") -> None:
+        self._lines.append(f"  br i1 {condition.text}, label %{then}, label %{orelse}{suffix}")
 
     def ret(self, v: Val | None = None) -> None:
         self._lines.append("  ret void" if v is None else f"  ret {v.ty} {v.text}")
@@ -648,8 +686,8 @@ class Builder:
         """Runs body(iv, carried) for iv in range(lo, hi, step), step positive.
 
         The body returns the new carried values; the loop returns the last ones. A loop known to
-        run at most once is written without a branch. Without `hoist`, LLVM leaves in the loop
-        what stays the same in it.
+        run at most once is written without a branch, and one known to run tests at its end, which
+        is a block less. Without `hoist`, LLVM leaves in the loop what stays the same in it.
         """
         low, high, stride = (self._index(x) for x in (lo, hi, step))
         first, last, jump = low.literal, high.literal, stride.literal
@@ -658,16 +696,19 @@ class Builder:
                 return list(carried)
             if jump is not None and first + jump >= last:
                 return list(body(low, list(carried)) or ())
+        runs = first is not None and last is not None
         header, inside, done = (self.new_label(hint) for hint in ("loop", "body", "done"))
         entered_from = self.block
         self.br(header)
-        self.start_block(header)
+        mark = len(self._trail)
+        self._open(header)
         iv = Val(low.ty, (self._fresh(),))
         state = [Val(v.ty, tuple(self._fresh() for _ in v.parts)) for v in carried]
         phi_at = len(self._lines)
         self._lines.append("")
-        self.cond_br(self.icmp("slt", iv, high), inside, done)
-        self.start_block(inside)
+        if not runs:
+            self.cond_br(self.icmp("slt", iv, high), inside, done)
+            self._open(inside)
         updated = list(body(iv, list(state)) or ())
         if [v.ty for v in updated] != [v.ty for v in carried]:
             raise TypeError(
@@ -675,8 +716,11 @@ class Builder:
                 f"carried are {[v.ty for v in carried]}"
             )
         following = self.add(iv, stride, "nsw")
-        latch = self.block
-        self.br(header, f", !llvm.loop {self.module.loop_metadata(hoist)}")
+        latch, suffix = self.block, f", !llvm.loop {self.module.loop_metadata(hoist)}"
+        if runs:
+            self.cond_br(self.icmp("slt", following, high), header, done, suffix)
+        else:
+            self.br(header, suffix)
         phis = [(iv, low, following), *zip(state, carried, updated)]
         self._lines[phi_at] = "\n".join(
             f"  {name} = phi {var.ty} [ {start.parts[i]}, %{entered_from} ], "
@@ -684,8 +728,9 @@ class Builder:
             for var, start, new in phis
             for i, name in enumerate(var.parts)
         )
-        self.start_block(done)
-        return state
+        self._forget(mark)
+        self._open(done)
+        return updated if runs else state
 
     def if_(
         self,
@@ -724,18 +769,21 @@ class Builder:
         yes, join = self.new_label("then"), self.new_label("join")
         no = self.new_label("else") if orelse is not None else join
         self.cond_br(condition, yes, no)
-        self.start_block(yes)
+        mark = len(self._trail)
+        self._open(yes)
         from_then = list(then())
         then_end = self.block
         self.br(join)
+        self._forget(mark)
         from_else: list[Val] = []
         else_end = ""
         if orelse is not None:
-            self.start_block(no)
+            self._open(no)
             from_else = list(orelse())
             else_end = self.block
             self.br(join)
-        self.start_block(join)
+            self._forget(mark)
+        self._open(join)
         if [v.ty for v in from_then] != [v.ty for v in from_else]:
             raise TypeError(f"the two sides of a branch in @{self.name} return different types")
         return [self.phi([(a, then_end), (b, else_end)]) for a, b in zip(from_then, from_else)]

@@ -63,6 +63,8 @@ def to_f32(b: Builder, v: Val, kind: str = "") -> Val:
     if v.elem == "bfloat":
         wide = b.cast("zext", b.cast("bitcast", v, "i16"), "i32")
         return b.cast("bitcast", b.shl(wide, 16), "float")
+    if kind in ("e5m2", "e4m3fn") and _has_half(b):
+        return _through_half(b, v, _FP8[kind])
     return _decode(b, v, _FP8[kind])
 
 
@@ -87,6 +89,19 @@ def _to_bfloat(b: Builder, v: Val) -> Val:
     quiet = b.or_(b.lshr(bits, 16), 0x40)
     result = b.select(b.fcmp("uno", v, v), quiet, rounded)
     return b.cast("bitcast", b.cast("trunc", result, "i16"), "bfloat")
+
+
+def _through_half(b: Builder, v: Val, small: _Small) -> Val:
+    """As an f16 of the same bits, scaled: converting a denormal of those takes no longer."""
+    code = b.cast("zext", v, "i16")
+    if small.mantissa_bits == 2:  # the upper half of an f16
+        return b.cast("fpext", b.cast("bitcast", b.shl(code, 8), "half"), "float")
+    magnitude = b.and_(code, 0x7F)
+    placed = b.or_(b.shl(b.and_(code, 0x80), 8),
+                   b.shl(magnitude, _HALF.mantissa_bits - small.mantissa_bits))
+    wide = b.cast("fpext", b.cast("bitcast", placed, "half"), "float")
+    number = b.fmul(wide, 2.0 ** (_HALF.bias - small.bias))
+    return b.select(b.icmp("eq", magnitude, small.nan), b.const(wide.ty, float("nan")), number)
 
 
 def _decode(b: Builder, v: Val, small: _Small) -> Val:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.builder import Builder, Module
+from terrazzo.codegen.llvm.builder import HANDS_ON, Builder, Module
 from terrazzo.codegen.llvm.loops import STATUS, LoopEmitter
 from terrazzo.loop.ir import Function
 
@@ -30,7 +30,7 @@ def write_function(module: Module, chip: ChipSpec, function: Function) -> None:
 
 def write_entry(module: Module, function: Function) -> None:
     """Write `void name(ptr args, i64 threads)`; args holds the pointers, then the sizes."""
-    b = Builder(module, function.name, [("ptr", "args"), ("i64", "threads")])
+    b = Builder(module, function.name, [("ptr", "args"), ("i64", "threads")], attrs=HANDS_ON)
     types = ["ptr"] * len(function.params) + ["i64"] * len(function.dims)
     loaded = [b.load(ty, b.gep("i64", b.params[0], i), 8) for i, ty in enumerate(types)]
     b.call("void", f"{function.name}.main", [*loaded, b.params[1]])

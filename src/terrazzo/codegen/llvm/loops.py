@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import scalars
-from terrazzo.codegen.llvm.builder import Builder, Module, Val, const
+from terrazzo.codegen.llvm.builder import HANDS_ON, Builder, Module, Val, const
 from terrazzo.codegen.llvm.expressions import ScalarCode, Scope, index_algebra
 from terrazzo.codegen.llvm.scalars import (
     combine,
@@ -44,6 +44,7 @@ from terrazzo.loop.ir import (
     Store,
     Tile,
     While,
+    block,
     children,
     walk,
 )
@@ -56,6 +57,9 @@ from terrazzo.scalar import walk as walk_scalar
 
 STACK_LIMIT = 32 * 1024  # bytes of one local buffer that may live on the stack
 STATUS = "tz_status"  # a variable of the module: 1 after memory ran out
+# Lines of one function, if there are statements to split it at: LLVM's passes take time that grows
+# with the square of a function's loops (500 loops over a tile: 26 s whole, 2 s in parts).
+LARGEST_FUNCTION = 2000
 CHUNKS_PER_THREAD = 4  # so that uneven chunks balance out; measured on the pool
 
 
@@ -81,8 +85,9 @@ class LoopEmitter:
         alone = {i for i, buffer in enumerate(function.params) if buffer.bounded}
         params = [("ptr noalias" if i in alone else ty, f"p{i}") for i, (_, ty) in
                   enumerate(slots)]
+        outlined = isinstance(function.body, For) and function.body.kind in ("parallel", "program")
         self.b = Builder(self.module, inner, [*params, ("i64", "threads")], linkage="internal",
-                         attrs="nounwind noinline")
+                         attrs=HANDS_ON if outlined else "nounwind noinline")
         if function.origin:
             self.b.comment(function.origin)
         values = self.b.params
@@ -108,7 +113,7 @@ class LoopEmitter:
 
     def reserve(self, stmt: Stmt, scope: Scope) -> list[Val]:
         """Local buffers are made once a function, not once an iteration, where sizes allow."""
-        heap: list[Val] = []
+        large: list[Buffer] = []
         for alloc in _allocs(stmt, stop_at_parallel=not self.in_parallel):
             buffer = alloc.buffer
             size = bounds(buffer.size)[1]
@@ -116,31 +121,41 @@ class LoopEmitter:
                 elem = memory_type(buffer.dtype)
                 scope.memory[buffer] = self.b.alloca(f"[{max(size, 1)} x {elem}]")
             elif free_vars(_upper(buffer.size)) <= scope.env.keys():
-                scope.memory[buffer] = self.allocate(buffer, scope, heap)
-                heap.append(scope.memory[buffer])
-        return heap
+                large.append(buffer)
+        return [self.allocate(large, scope)] if large else []
 
-    def allocate(self, buffer: Buffer, scope: Scope, held: Sequence[Val]) -> Val:
-        """Memory from the heap; when there is none, the function gives up and says so."""
+    def allocate(self, buffers: Sequence[Buffer], scope: Scope) -> Val:
+        """Memory from the heap, one piece for all; when there is none, the function gives up and
+        says so."""
         b = self.b
-        count = self.index(_upper(buffer.size), scope)
-        total = b.mul(b.add(count, 64), buffer.dtype.itemsize)
-        pointer = b.call("ptr", "aligned_alloc", [const("i64", 64), b.and_(b.add(total, 63), -64)])
+        starts = [const("i64", 0)]
+        for buffer in buffers:
+            count = self.index(_upper(buffer.size), scope)
+            size = b.mul(b.add(count, 64), buffer.dtype.itemsize)
+            starts.append(b.add(starts[-1], b.and_(b.add(size, 63), -64)))
+        memory = b.call("ptr", "aligned_alloc", [const("i64", 64), starts[-1]])
         failed, fine = b.new_label("failed"), b.new_label("fine")
-        b.cond_br(b.icmp("eq", b.cast("ptrtoint", pointer, "i64"), 0), failed, fine)
+        b.cond_br(b.icmp("eq", b.cast("ptrtoint", memory, "i64"), 0), failed, fine)
         b.start_block(failed)
-        for other in held:
-            b.call("void", "free", [other])
         b.store(const("i64", 1), self.module.global_(STATUS, "i64", "0", linkage=""), 8)
         b.ret()
         b.start_block(fine)
-        return pointer
+        for buffer, start in zip(buffers, starts, strict=False):
+            scope.memory[buffer] = b.gep("i8", memory, start)
+        return memory
 
     # ------------------------------------------------------------ statements
     def stmt(self, stmt: Stmt, scope: Scope) -> None:
         if isinstance(stmt, Block):
-            for inner in stmt.stmts:
-                self.stmt(inner, scope)
+            left = stmt.stmts
+            while left:
+                if self.in_parallel and scope.lanes is None and self.b.length > LARGEST_FUNCTION:
+                    group = _for_one_function(left)
+                    self.apart(block(*left[:group]), scope)
+                else:
+                    group = 1
+                    self.stmt(left[0], scope)
+                left = left[group:]
         elif isinstance(stmt, For):
             self.loop(stmt, scope)
         elif isinstance(stmt, If):
@@ -152,10 +167,10 @@ class LoopEmitter:
             if stmt.buffer in scope.memory:
                 self.stmt(stmt.body, scope)
             else:  # its size is known only here
-                pointer = self.allocate(stmt.buffer, scope, ())
-                memory = {**scope.memory, stmt.buffer: pointer}
-                self.stmt(stmt.body, Scope(scope.env, memory, scope.lanes))
-                self.b.call("void", "free", [pointer])
+                inner = Scope(scope.env, dict(scope.memory), scope.lanes)
+                memory = self.allocate([stmt.buffer], inner)
+                self.stmt(stmt.body, inner)
+                self.b.call("void", "free", [memory])
         elif isinstance(stmt, Tile):
             self.tile(stmt, scope)
         elif isinstance(stmt, Let):
@@ -236,6 +251,30 @@ class LoopEmitter:
     def inside(self, scope: Scope, var: Var, value: Val) -> Scope:
         return Scope({**scope.env, var: value}, scope.memory, scope.lanes)
 
+    def apart(self, stmt: Stmt, scope: Scope) -> None:
+        """Write a statement as a function of its own, and call it."""
+        vars_, buffers = _used_vars(stmt), _used_buffers(stmt)
+        env = {v: val for v, val in scope.env.items() if v in vars_}
+        memory = {x: p for x, p in scope.memory.items() if x in buffers}
+        self.outlined += 1
+        name = f"{self.name}.part{self.outlined}"
+        values = [*memory.values(), *env.values()]
+        self.b.call("void", name, values)
+        outer, self.b = self.b, self.builder(name, list(memory), values)
+        given = self.b.params
+        self.stmt(stmt, Scope(dict(zip(env, given[len(memory):], strict=True)),
+                              dict(zip(memory, given, strict=False))))
+        self.b.ret()
+        self.b = outer
+
+    def builder(self, name: str, buffers: Sequence[Buffer], values: Sequence[Val],
+                more: Sequence[tuple[str, str]] = ()) -> Builder:
+        """A function of some buffers and numbers of the one that is being written, and of more."""
+        alone = {i for i, buffer in enumerate(buffers) if buffer.bounded}
+        params = [("ptr noalias" if i in alone else v.ty, f"c{i}") for i, v in enumerate(values)]
+        return Builder(self.module, name, [*params, *more], linkage="internal",
+                       attrs="nounwind noinline")
+
     def parallel(self, loop: For, lo: Val, hi: Val, scope: Scope) -> None:
         """Outline the loop's body; the pool calls it with a number of a chunk of iterations."""
         b, module = self.b, self.module
@@ -257,7 +296,8 @@ class LoopEmitter:
             b.store(value, b.gep("i64", context, i), 8)
         outer = (self.b, self.threads, self.in_parallel)
 
-        chunk = Builder(module, task, [("ptr", "context"), ("i64", "chunk")], linkage="internal")
+        chunk = Builder(module, task, [("ptr", "context"), ("i64", "chunk")], linkage="internal",
+                        attrs=HANDS_ON)
         loaded = [chunk.load(v.ty, chunk.gep("i64", chunk.params[0], i), 8)
                   for i, v in enumerate(captured)]
         first, last, step = loaded[-3:]
@@ -266,11 +306,8 @@ class LoopEmitter:
         chunk.call("void", f"{task}.body", [*loaded[:-3], begin, end])
         chunk.ret()
 
-        alone = {i for i, buffer in enumerate(buffers) if buffer.bounded}
-        params = [("ptr noalias" if i in alone else v.ty, f"c{i}")
-                  for i, v in enumerate(captured[:-3])]
-        self.b = Builder(module, f"{task}.body", [*params, ("i64", "begin"), ("i64", "end")],
-                         linkage="internal", attrs="nounwind noinline")
+        self.b = self.builder(f"{task}.body", list(buffers), captured[:-3],
+                              [("i64", "begin"), ("i64", "end")])
         self.in_parallel, self.threads = True, const("i64", 1)
         values = self.b.params
         inner = Scope(dict(zip(env, values[len(buffers):], strict=False)),
@@ -342,15 +379,28 @@ def _allocs(stmt: Stmt, stop_at_parallel: bool) -> list[Alloc]:
     return found
 
 
+def _for_one_function(stmts: Sequence[Stmt]) -> int:
+    """How many statements, from the first on, make a function of about the largest size."""
+    room = LARGEST_FUNCTION
+    for number, stmt in enumerate(stmts):
+        for inner in walk(stmt):
+            room -= 10  # a loop's head and end, and four vectors a turn, as a rule
+            for root in _roots(inner):
+                room -= 2 * sum(1 for _ in walk_scalar(root)) if isinstance(root, Scalar) else 2
+            if room < 0:
+                return max(number, 1)
+    return len(stmts)
+
+
 def _upper(size: Index) -> Index:
     """A size that holds for every iteration: loop variables at their bounds."""
     top = bounds(size)[1]
     return size if top is None else top
 
 
-def _used_vars(loop: For) -> set[Var]:
-    used: set[Var] = set(free_vars(loop.lo)) | free_vars(loop.hi) | free_vars(loop.grain)
-    for stmt in walk(loop.body):
+def _used_vars(body: Stmt) -> set[Var]:
+    used: set[Var] = set()
+    for stmt in walk(body):
         if isinstance(stmt, For):
             used |= free_vars(stmt.lo) | free_vars(stmt.hi) | free_vars(stmt.grain)
         elif isinstance(stmt, Alloc):

@@ -49,6 +49,8 @@ from terrazzo.scalar import walk as walk_scalar
 if TYPE_CHECKING:
     from terrazzo.codegen.llvm.loops import LoopEmitter
 
+SHORT_LOOP = 8  # vectors
+
 
 def widenable(loop: For) -> bool:
     """Whether the body is plain stores whose reductions have an order we may choose."""
@@ -66,6 +68,8 @@ def widenable(loop: For) -> bool:
         if stmt.reduce is None and (step is None or step == 0):
             return False
     return True
+
+CHEAP = 4  # additions for an element, at most, in a loop whose time is that of its memory
 
 
 class VectorLoop:
@@ -110,7 +114,7 @@ class VectorLoop:
         nodes = [n for s in self.stmts for n in walk_scalar(s.value)]
         if any(_looks_up_narrow(n) for n in nodes):
             return 1
-        price = sum(OPS[n.op].cost for n in nodes if isinstance(n, Call) and n.op != "cast")
+        price = self.price()
         registers = self.e.chip.vector_registers
         depth = 4 if price <= 12 and registers >= 16 else 2
         if price <= 60 and registers >= 32:
@@ -119,12 +123,17 @@ class VectorLoop:
             depth = 8 if registers >= 32 and len(self.reductions) == 1 else 4
         if trip is not None:
             whole = max(trip // width, 1)
-            # A short loop of known length becomes straight code.
-            if whole <= 8 and price * whole <= 64:
+            # A short loop of known length becomes straight code, a longer one if it adds up.
+            if whole <= (SHORT_LOOP if self.reductions else 4) and price * whole <= 64:
                 return whole
             while depth > whole:
                 depth //= 2
         return max(depth, 1)
+
+    def price(self) -> int:
+        """Additions for one element."""
+        return sum(OPS[n.op].cost for s in self.stmts for n in walk_scalar(s.value)
+                   if isinstance(n, Call) and n.op != "cast")
 
     def emit(self, lo: Val, hi: Val) -> None:
         trip = _static_trip(lo, hi)
@@ -138,9 +147,9 @@ class VectorLoop:
         """Whole vectors side by side, then what is left."""
         width = self.width(trip)
         depth = self.depth(width, trip)
-        # A loop of a few vectors at most is all tail, which is half the code.
+        # A loop of a few vectors at most is all tail, which is a fifth of the code.
         most = bounds(self.loop.hi - self.loop.lo)[1]
-        short = trip is None and most is not None and most <= width * depth
+        short = trip is None and most is not None and most <= width * SHORT_LOOP
         if short:
             depth = 1
         self.hoist(certain=trip is not None)
@@ -161,7 +170,9 @@ class VectorLoop:
         count = self.b.sub(hi, lo)
         whole = self.b.mul(self.b.sdiv(count, step), step)
         middle = lo if short else self.b.add(lo, whole)
-        if not short:
+        if bypass is not None and not accumulators and self.price() <= CHEAP:
+            self.stream_or_not(lo, middle, width, depth, streaming, bypass)
+        elif not short:
             accumulators = self.b.loop(lo, middle, step, lambda iv, acc: self.iteration(
                 Lanes(self.loop.var, iv, width, depth, aligned=streaming, bypass=bypass), acc),
                 accumulators)
@@ -171,6 +182,20 @@ class VectorLoop:
             partial = self.tail(middle, hi, width, trip, partial)
         for stmt, value in zip(self.reductions, partial, strict=True):
             self.finish(stmt, value)
+
+    def stream_or_not(self, lo: Val, hi: Val, width: int, depth: int, store: Store | None,
+                      bypass: Val) -> None:
+        """A loop that does little but move memory, for stores past the caches and through them.
+
+        Through the caches, one line a turn in two halves: with fresh memory, which is what the
+        largest outputs are, whole lines and several a turn were measured 8 % slower.
+        """
+        def turns(lanes: int, vectors: int, aligned: Store | None) -> None:
+            self.b.loop(lo, hi, lanes * vectors, lambda iv, acc: self.iteration(
+                Lanes(self.loop.var, iv, lanes, vectors, aligned=aligned), acc), [])
+
+        self.b.if_(bypass, lambda: turns(width, depth, store),
+                   lambda: turns(max(width // 2, 1), 2, None))
 
     def streaming(self, width: int) -> Store | None:
         """A store that bypasses the caches, if this loop has one."""
@@ -211,11 +236,13 @@ class VectorLoop:
         if width == 1:
             return self.b.loop(middle, hi, 1, lambda iv, acc: self.iteration(
                 Lanes(self.loop.var, iv, 1, 1), acc), partial)
-        iota = self.b.iota(vec("i64", width))
+        # What is left are a few vectors at most: 32 bits count them in half the registers of 64.
+        iota = self.b.iota(vec("i32", width))
 
         def masked(iv: Val, acc: list[Val]) -> Sequence[Val]:
             left = self.b.sub(hi, iv)
-            mask = self.b.icmp("ult", iota, self.b.splat(left, width))
+            low = self.b.cast("trunc", left, "i32")
+            mask = self.b.icmp("ult", iota, self.b.splat(low, width))
             return self.iteration(Lanes(self.loop.var, iv, width, 1, mask,
                                         alone=left.literal == 1), acc)
 

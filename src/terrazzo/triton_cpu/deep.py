@@ -1,0 +1,58 @@
+"""Room for deep recursion: a kernel of thousands of statements is that many names in each other."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from terrazzo.errors import CompileError
+
+T = TypeVar("T")
+STACK = 512 << 20  # bytes, of which only what is used is ever real
+DEPTH = 100_000  # calls within each other: 5 KB of the stack each, far more than one takes
+_one_at_a_time = threading.Lock()
+
+
+def with_room(function: Callable[..., T], *args: object) -> T:
+    """Call a function that may be called twice; the second time with a stack of its own.
+
+    Only few kernels need that, and a thread for each would cost as much as compiling a small one.
+    """
+    try:
+        return function(*args)
+    except RecursionError:
+        return _on_a_large_stack(function, *args)
+
+
+def _on_a_large_stack(function: Callable[..., T], *args: object) -> T:
+    results: list[T] = []
+    problems: list[BaseException] = []
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            results.append(context.run(function, *args))
+        except RecursionError:
+            problems.append(CompileError(
+                "a kernel is too large to compile",
+                hint="loop with tl.range where it has tl.static_range, or split it"))
+        except BaseException as error:
+            problems.append(error)
+
+    with _one_at_a_time:  # both settings are the whole process's
+        limit, size = sys.getrecursionlimit(), threading.stack_size(STACK)
+        sys.setrecursionlimit(max(limit, DEPTH))
+        try:
+            thread = threading.Thread(target=work, name="terrazzo-deep")
+            thread.start()
+            threading.stack_size(size)
+            thread.join()
+        finally:
+            threading.stack_size(size)
+            sys.setrecursionlimit(limit)
+    if problems:
+        raise problems[0]
+    return results[0]
