@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -477,22 +478,33 @@ def children(node: Scalar) -> tuple[Scalar, ...]:
     if isinstance(node, Call):
         return node.args
     if isinstance(node, Load):
-        return tuple(i for i in node.indices if isinstance(i, Scalar))
+        return tuple([i for i in node.indices if isinstance(i, Scalar)])
     return (node.value,) if isinstance(node, Reduce) else ()
 
 
 def walk(root: Scalar) -> Iterator[Scalar]:
     """Every node once, arguments before their users."""
+    return iter(_in_order(root))
+
+
+@lru_cache(maxsize=64)  # passes look at an expression several times before they go on
+def _in_order(root: Scalar) -> list[Scalar]:
     seen: set[int] = set()
-    stack: list[tuple[Scalar, bool]] = [(root, False)]
+    order: list[Scalar] = []
+    stack: list[Scalar | tuple[Scalar]] = [root]  # a tuple: its arguments are done
     while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            yield node
+        node = stack.pop()
+        if isinstance(node, tuple):
+            order.append(node[0])
         elif id(node) not in seen:
             seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            arguments = children(node)
+            if arguments:
+                stack.append((node,))
+                stack.extend(arguments[::-1])
+            else:
+                order.append(node)
+    return order
 
 
 def rewrite(root: Scalar, visit: Callable[[Scalar], Scalar | None]) -> Scalar:

@@ -153,6 +153,45 @@ def test_loops_of_known_length_leave_no_branches() -> None:
     assert body_of(b) == []
 
 
+def test_instructions_without_effects_are_written_once_where_they_reach() -> None:
+    b = function(("i64", "x"), ("i64", "n"), ("ptr", "p"))
+    x, n, p = b.params
+    assert b.mul(x, 3) == b.mul(x, 3)
+    assert b.splat(x, 4) == b.splat(x, 4)
+    assert b.load("i64", p, 8) != b.load("i64", p, 8)
+    known = b.mul(x, 3)
+    inside: list[Val] = []
+
+    def turn(i: Val, _: list[Val]) -> None:
+        assert b.mul(x, 3) == known
+        inside.extend([b.mul(x, 5), b.mul(x, 5)])
+
+    b.loop(0, n, 1, turn)
+    assert inside[0] == inside[1] != b.mul(x, 5)
+    either: list[Val] = []
+    b.if_(b.icmp("slt", x, n), lambda: either.append(b.mul(x, 7)),
+          lambda: either.append(b.mul(x, 7)))
+    assert len({*either, b.mul(x, 7)}) == 3
+    b.start_block("elsewhere")
+    assert b.mul(x, 3) != known
+
+
+def test_loops_that_run_test_at_their_end() -> None:
+    module = Module()
+    b = Builder(module, "f", [("ptr", "out"), ("i64", "n")])
+    out, n = b.params
+    known = b.loop(0, 10, 3, lambda i, s: [b.add(s[0], i)], [const("i64", 0)])
+    assert len([line for line in body_of(b) if line.endswith(":")]) == 2  # the loop, and after it
+    unknown = b.loop(0, n, 3, lambda i, s: [b.add(s[0], i)], [const("i64", 0)])
+    b.store(known[0], out, 8)
+    b.store(unknown[0], b.gep("i64", out, 1), 8)
+    b.ret()
+    for size in (0, 1, 3, 4, 10):
+        found = np.full(2, -1, np.int64)
+        run(module, found, sizes=(size,))
+        assert found.tolist() == [18, sum(range(0, size, 3))]
+
+
 def test_branches_choose_code_and_values() -> None:
     b = function(("ptr", "y"), ("i64", "n"))
     y, n = b.params

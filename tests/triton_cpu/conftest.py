@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from inductor_cases import Launches
+
+# For `inductor_cases`: pytest's importlib mode adds no folder by itself.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,3 +33,21 @@ def cpu_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(knobs.cache, "dir", str(tmp_path_factory.mktemp("triton")))
         yield
     driver.reset_active()
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """Counts launches, so that a test can tell kernels of ours from torch's own operators."""
+    from inductor_cases import Launches
+
+    from terrazzo.triton_cpu.launch import Launcher
+
+    counted = Launches()
+    run = Launcher.__call__
+
+    def counting(self: Launcher, *args: Any) -> None:
+        counted.count += 1
+        run(self, *args)
+
+    monkeypatch.setattr(Launcher, "__call__", counting)
+    return counted

@@ -282,6 +282,8 @@ def test_triton_chooses_the_gpu_unless_told_otherwise(
     from terrazzo.triton_cpu.compiler import CPUBackend
     from terrazzo.triton_cpu.driver import CPUDriver
 
+    if chosen == "cpu" and triton.__version__.startswith("3.6"):
+        pytest.skip("Triton reads TRITON_DEFAULT_BACKEND since 3.7")
     there: Any = {"nvidia": triton.backends.Backend(CPUBackend, GPUDriver),
                   "cpu": triton.backends.Backend(CPUBackend, CPUDriver)}
     module: Any = sys.modules["triton.runtime.driver"]

@@ -81,6 +81,14 @@ def _options_of_others() -> frozenset[str]:
     return frozenset(names)
 
 
+def _fp_fusion(requested: bool | None) -> bool:
+    """Whether products and sums may be fused: a launch's wish, and Triton's settings."""
+    language = triton_knobs.language
+    if getattr(language, "force_disable_fp_fusion", False):  # since 3.9
+        return False
+    return bool(language.default_fp_fusion if requested is None else requested)
+
+
 class LoopText(str):
     """The text of Loop IR, with the function itself for the next stage."""
 
@@ -104,8 +112,7 @@ class CPUBackend(triton_compiler.BaseBackend):
     def parse_options(self, opts: dict[str, Any]) -> CPUOptions:
         own = {f.name for f in fields(CPUOptions)}
         given = {k: v for k, v in opts.items() if k in own and v is not None}
-        if given.get("enable_fp_fusion") is None:
-            given["enable_fp_fusion"] = triton_knobs.language.default_fp_fusion
+        given["enable_fp_fusion"] = _fp_fusion(given.get("enable_fp_fusion"))
         given.setdefault("sanitize_overflow", bool(given.get("debug")))  # it is made of asserts
         if isinstance(given.get("extern_libs"), dict):  # options are keys of a cache
             given["extern_libs"] = tuple(given["extern_libs"].items())

@@ -190,5 +190,9 @@ class Launcher:
             if function.status.value:
                 function.status.value = 0
                 raise MemoryError("a Triton kernel ran out of memory for its tiles")
+        elif min(gx, gy, gz) < 0:
+            raise ArgumentError(f"a kernel was launched on a grid of ({gx}, {gy}, {gz}) programs",
+                                hint="sizes of a grid are zero (nothing runs) or more; "
+                                     "triton.cdiv(n, BLOCK) rounds up")
         if leave is not None:
             leave(launch_metadata)

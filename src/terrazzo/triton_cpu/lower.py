@@ -47,6 +47,11 @@ NAMED_REDUCTIONS = {
 }
 Handler = Callable[["Lowering", Op], None]
 GRID = ("programs_x", "programs_y", "programs_z")
+_INSTEAD = {
+    "tt.elementwise_inline_asm":
+        "inline assembly, of tl.extra.cuda too, is a GPU's: write it with functions of "
+        "triton.language or triton.language.extra.libdevice",
+}
 
 
 class Lowering:
@@ -125,7 +130,9 @@ class Lowering:
         detail = f": {why}" if why else ""
         return UnsupportedOperator(
             f"the operation {op.name} of kernel {self.module.entry.attrs['sym_name']!r} cannot "
-            f"run on the CPU{detail}", where=self.module.where(op))
+            f"run on the CPU{detail}", where=self.module.where(op),
+            hint=_INSTEAD.get(op.name, "write it with functions of triton.language; "
+                                       "docs/triton-cpu.md lists those that run"))
 
     # ------------------------------------------------------------ values in memory
     def stored(self, type_: Type, buffer: Buffer, dtype: DType | None = None) -> Value:
@@ -170,6 +177,8 @@ class Lowering:
             self.deferred = [p for p in self.deferred if p[0] not in views]
         if writes_memory(op):
             keep_lazy = {op} if not op.regions else set()
+            self.pending = [(name, value) for name, value in self.pending
+                            if not self.uses.sinks.get(name, set()) <= self.done]
             for name, value in list(self.pending):
                 left = self.uses.sinks.get(name, set()) - self.done - keep_lazy
                 if left or self.overlaps(op, name, value):

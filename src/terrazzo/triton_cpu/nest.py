@@ -26,7 +26,8 @@ from terrazzo.loop.ir import (
     rewrite,
     substitute_vars,
 )
-from terrazzo.scalar import REDUCTIONS, Scalar, call, loads, same
+from terrazzo.loop.lanes import lanes_in_vector
+from terrazzo.scalar import REDUCTIONS, Load, Scalar, call, loads, same, walk
 from terrazzo.triton_cpu.addresses import (
     Names,
     Reader,
@@ -42,8 +43,9 @@ from terrazzo.triton_cpu.addresses import (
     remainders,
     replaced,
 )
-from terrazzo.triton_cpu.values import Indices, flat
+from terrazzo.triton_cpu.values import Indices, flat, unflat
 
+WIDEST = 16  # elements of four bytes in a vector
 PIECES = 4  # copies of a loop cut at conditions: compile time grows with each
 
 
@@ -69,6 +71,10 @@ def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[W
     Unless they shall be precise, divisions by what stays the same in a loop are products. `twice`
     allows for a second copy of the loops, for tiles that lie inside their tensors as a whole.
     """
+    if innermost is None and len(shape) > 2:
+        one = _flat_loop(shape, fresh, writes, precise)
+        if one is not None:
+            return one
     axes = [fresh(f"i{d}", 0, n - 1) if n > 1 else None for d, n in enumerate(shape)]
     indices: Indices = tuple(0 if v is None else v for v in axes)
     made = writes(indices)
@@ -95,6 +101,30 @@ def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[W
         return around(made)
     condition, simpler, names = whole
     return _bind(names, If(condition, around(simpler), around(made)))
+
+
+def _flat_loop(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[Write]],
+               precise: bool) -> Stmt | None:
+    """One loop over all elements of a tile that lies in pairs, as sorting networks lay them.
+
+    Its vectors go across the pairs, which would be loops of two; what they read must lie together
+    all the same.
+    """
+    count = math.prod(shape)
+    if 2 not in shape or count & (count - 1) or count < WIDEST:
+        return None
+    var = fresh("i", 0, count - 1)
+    made = writes(unflat(tuple(shape), var))
+    for write in made:
+        if write.index is not var or write.reduce is not None or write.mask is not None:
+            return None
+        for node in walk(write.value):
+            if isinstance(node, Load):
+                index = node.indices[0]
+                if isinstance(index, Scalar) or not node.source.bounded or (
+                        lanes_in_vector(index, var, WIDEST) is None):
+                    return None
+    return _one_loop(var, count, made, fresh, precise)
 
 
 def whole_tile(writes: Sequence[Write], ranges: dict[Var, int], fresh: Fresh,

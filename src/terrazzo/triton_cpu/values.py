@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from terrazzo import dtypes
 from terrazzo.dtypes import DType
+from terrazzo.errors import UnsupportedDType
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer
 from terrazzo.scalar import Const, Scalar, call
@@ -31,7 +32,11 @@ UNSIGNED: dict[DType, DType] = {
 
 def dtype_of(elem: str) -> DType:
     """Our data type for an element type of MLIR."""
-    return DTYPES[elem]
+    try:
+        return DTYPES[elem]
+    except KeyError:
+        raise UnsupportedDType(f"elements of type {elem} have no counterpart on the CPU",
+                               hint=f"one of {', '.join(DTYPES)}") from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ from terrazzo.loop.ir import (
     Buffer,
     Store,
 )
+from terrazzo.loop.lanes import lanes_in_vector, steps_in_vector
 from terrazzo.scalar import (
     Call,
     Const,
@@ -61,6 +62,7 @@ class Lanes:
     aligned: Store | None = None  # the streaming store whose vectors lie on their boundaries
     bypass: Val | None = None  # whether it does go past the caches; None: it does
     alone: bool = False  # only the first lane is alive
+    even: bool = False  # vectors begin at multiples of their width
 
 
 @dataclass
@@ -285,6 +287,12 @@ class VectorCode(ScalarCode):
         var = self.lanes.var
         if not isinstance(index, IndexExpr) or var not in free_vars(index):
             return self.e.index(index, self.scope)
+        steps = steps_in_vector(index, var, self.lanes.width) if (
+            self.lanes.even and coefficient(index, var) is None) else None
+        if steps is not None:
+            ty = vec("i64", self.lanes.width)
+            first = self.b.splat(self.at_starts(index), self.lanes.width)
+            return self.b.add(first, Val(ty, (f"<{', '.join(f'i64 {s}' for s in steps)}>",)))
         if self.lanes.iota is None:
             b, width = self.b, self.lanes.width
             starts = b.splat(self.starts(), width)
@@ -295,6 +303,31 @@ class VectorCode(ScalarCode):
             return lane_values if v is var else self.e.variable(v, self.scope)
 
         return interpret(index, index_algebra(self.b, index, variable))
+
+    def at_starts(self, index: Index) -> Val:
+        """An index in lane 0 of every part."""
+        if not isinstance(index, IndexExpr):
+            return const("i64", index)
+        starts = self.starts()
+        return interpret(index, index_algebra(self.b, index, lambda v: (
+            starts if v is self.lanes.var else self.e.variable(v, self.scope))))
+
+    def shuffled(self, source: Buffer, index: Index, elem: str) -> Val | None:
+        """A load that takes the elements of one aligned vector in another order, if it is one."""
+        width = self.lanes.width
+        if not (self.lanes.even and width > 1 and source.bounded and isinstance(source.size, int)
+                and source.size % width == 0):
+            return None
+        found = lanes_in_vector(index, self.lanes.var, width)
+        low, high = bounds(index)
+        if found is None or low is None or high is None or low < 0 or high >= source.size:
+            return None
+        first, places = found
+        pointer = self.b.gep(elem, self.scope.memory[source], self.at_starts(index - first))
+        if pointer.count != self.lanes.count:
+            pointer = Val(pointer.ty, pointer.parts * self.lanes.count)
+        loaded = self.b.load(vec(elem, width), pointer, source.dtype.itemsize)
+        return loaded if places == tuple(range(width)) else self.b.shuffle(loaded, None, places)
 
     def load(self, node: Load, guard: Val | None) -> Val:
         index, source = node.indices[0], node.source
@@ -311,6 +344,9 @@ class VectorCode(ScalarCode):
                 return from_memory(self.b, self.contiguous(source, index, elem, guard), dtype)
             if isinstance(step, int) and step == -1 and self.lanes.width > 1:
                 return from_memory(self.b, self.backwards(source, index, elem, guard), dtype)
+            vectors = self.shuffled(source, index, elem) if step is None else None
+            if vectors is not None:
+                return from_memory(self.b, vectors, dtype)
         elif self.scalar_step(index) == 1:
             # Rows of a table: where a row begins is data, how it goes on is not.
             first = self.b.gep(elem, self.scope.memory[source], self.at_lane_zero(index))
@@ -351,9 +387,10 @@ class VectorCode(ScalarCode):
 
     def pointer(self, source: Buffer, index: Index, elem: str) -> Val:
         """The address of lane 0 of every part, for an index that moves with the lane."""
-        at = substitute(index, {self.lanes.var: 0})
-        base = self.b.add(self.e.index(at, self.scope), self.lanes.base)
-        return self.parts(self.b.gep(elem, self.scope.memory[source], base), elem)
+        at = self.e.index(substitute(index, {self.lanes.var: 0}), self.scope)
+        # In two steps, of which the first stays the same in the loop.
+        start = self.b.gep(elem, self.scope.memory[source], at, inbounds=False)
+        return self.parts(self.b.gep(elem, start, self.lanes.base, inbounds=False), elem)
 
     def parts(self, first: Val, elem: str) -> Val:
         """The addresses of all parts, given that of the first."""

@@ -193,15 +193,14 @@ def _optimize(module: llvm.ModuleRef, key: TargetKey, opt: OptLevel) -> None:
     if opt == "full":
         passes = builder.getModulePassManager()
     else:
-        # Generated kernels are already vectorised, blocked and free of repeated arithmetic:
-        # cleaning up addresses is all they need. This took 5-10 ms where LLVM's -O1 to -O3 took
-        # 20-100 ms, same speed of code. NewGVN must stay out: it ends the process on some large
-        # functions, and removes nothing that value numbering in the builder leaves (81 kernels
-        # were 0.2 % smaller with it).
+        # Generated kernels are already vectorised, blocked and free of repeated arithmetic, and
+        # instruction selection cleans up what is local: 1 ms where LLVM's -O1 to -O3 take 20-100,
+        # same speed of code. InstCombine (a tenth of the whole compile time) would also undo what
+        # the builder's loops do against LLVM's strength reduction. NewGVN must stay out: it ends
+        # the process on some large functions.
         passes = llvm.create_new_module_pass_manager()
         passes.add_always_inliner_pass()
         passes.add_sroa_pass()
-        passes.add_instruction_combine_pass()
         passes.add_simplify_cfg_pass()
     passes.run(module, builder)
 

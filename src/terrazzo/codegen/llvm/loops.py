@@ -280,9 +280,9 @@ class LoopEmitter:
         b, module = self.b, self.module
         self.outlined += 1
         task = f"{self.name}.task{self.outlined}"
-        needed = _used_vars(loop)
-        env = {v: val for v, val in scope.env.items() if v in needed}
-        buffers = {x: p for x, p in scope.memory.items() if x in _used_buffers(loop.body)}
+        vars_, used = _used_vars(loop), _used_buffers(loop.body)
+        env = {v: val for v, val in scope.env.items() if v in vars_}
+        buffers = {x: p for x, p in scope.memory.items() if x in used}
         # Chunks: at least `grain` iterations each, at most a few a thread.
         count = b.sub(hi, lo)
         grain = self.index(loop.grain, scope)

@@ -329,8 +329,8 @@ def _transpose_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     b = emitter.b
     d, s = _pointers(emitter, tile, scope)
     k, ldd, lds, columns = (emitter.index(size, scope) for size in tile.sizes)
-    shape = _Transpose(width, elems[0], elems[1])
-    name = f"transpose_{width}_{elems[0]}_{elems[1]}"
+    shape = _Transpose(width, elems[0], elems[1], k.literal is None or k.literal < width)
+    name = f"transpose_{width}_{elems[0]}_{elems[1]}{'_any' if shape.any_k else ''}"
     _write_once(emitter.module, name, ["ptr"] * 2 + ["i64"] * 4, shape.write)
     for first in range(0, nr, width):
         source = b.gep(elems[1], s, b.mul(lds, first), inbounds=False)
@@ -344,6 +344,7 @@ class _Transpose:
     width: int
     target: str
     source: str
+    any_k: bool  # there may be fewer columns than a block has
 
     def write(self, b: Builder, params: list[Val]) -> None:
         d, s, k, ldd, lds, rows = params
@@ -374,8 +375,11 @@ class _Transpose:
 
             b.loop(0, width, 1, element)
 
-        b.if_(b.icmp("sge", k, size), lambda: b.loop(0, k, size, block),
-              lambda: b.loop(0, k, 1, short))
+        if self.any_k:
+            b.if_(b.icmp("sge", k, size), lambda: b.loop(0, k, size, block),
+                  lambda: b.loop(0, k, 1, short))
+        else:
+            b.loop(0, k, size, block)
 
 
 def _joined(b: Builder, parts: list[Val]) -> Val:

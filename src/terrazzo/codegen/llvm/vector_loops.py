@@ -123,9 +123,11 @@ class VectorLoop:
             depth = 8 if registers >= 32 and len(self.reductions) == 1 else 4
         if trip is not None:
             whole = max(trip // width, 1)
-            # A short loop of known length becomes straight code, a longer one if it adds up.
-            if whole <= (SHORT_LOOP if self.reductions else 4) and price * whole <= 64:
+            # A short loop of known length becomes straight code.
+            if whole <= SHORT_LOOP and price * whole <= (64 if self.reductions else 32):
                 return whole
+            if whole <= SHORT_LOOP and not self.reductions:
+                depth = 2  # too few turns to pay for more code
             while depth > whole:
                 depth //= 2
         return max(depth, 1)
@@ -174,7 +176,8 @@ class VectorLoop:
             self.stream_or_not(lo, middle, width, depth, streaming, bypass)
         elif not short:
             accumulators = self.b.loop(lo, middle, step, lambda iv, acc: self.iteration(
-                Lanes(self.loop.var, iv, width, depth, aligned=streaming, bypass=bypass), acc),
+                Lanes(self.loop.var, iv, width, depth, aligned=streaming, bypass=bypass,
+                      even=_even(lo, width)), acc),
                 accumulators)
         partial = [scalars.fold(self.b, self.combining(s), a, s.buffer.dtype)
                    for s, a in zip(self.reductions, accumulators, strict=True)]
@@ -248,7 +251,7 @@ class VectorLoop:
 
         if trip is not None and trip % width == 0:
             return self.b.loop(middle, hi, width, lambda iv, acc: self.iteration(
-                Lanes(self.loop.var, iv, width, 1), acc), partial)
+                Lanes(self.loop.var, iv, width, 1, even=_even(middle, width)), acc), partial)
         return self.b.loop(middle, hi, width, masked, partial)
 
     def hoist(self, certain: bool) -> None:
@@ -317,6 +320,11 @@ class VectorLoop:
         old = from_memory(self.b, self.b.load(elem, pointer, dtype.itemsize), dtype)
         total = combine(self.b, self.combining(stmt), old, total, dtype)
         self.b.store(to_memory(self.b, total, dtype), pointer, dtype.itemsize)
+
+
+def _even(start: Val, width: int) -> bool:
+    """Whether vectors from here on begin at multiples of their width."""
+    return start.literal is not None and start.literal % width == 0
 
 
 def _extremum_of_numbers(stmt: Store) -> Scalar | None:
