@@ -111,8 +111,10 @@ class Version:
         if level == "asm":
             from terrazzo.chips.cpu import host
             from terrazzo.codegen.llvm import jit
+            from terrazzo.triton_cpu.compiler import effort
 
-            return jit.assembly(self.show("llvm"), host())
+            text = self.show("llvm")
+            return jit.assembly(text, host(), effort(text))
         path = next((p for n, p in self.files.items() if n.endswith("." + _FILES[level])), None)
         if path is None:
             raise ArgumentError(f"Triton's cache holds no {level} of this kernel",

@@ -15,7 +15,7 @@ import triton.language as tl  # noqa: E402
 @triton.jit
 def _copy_from_number(address, y, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
-    x = address.to(tl.pointer_type(tl.float32))
+    x = address.to(tl.int64).to(tl.pointer_type(tl.float32))  # low ones are passed as int32
     tl.store(y + i, tl.load(x + i, i < n, other=-1.0))
 
 
@@ -203,7 +203,8 @@ def test_pointers_that_functions_return(first: int, apart: bool) -> None:
 def _shift_through(address, x, BLOCK: tl.constexpr):
     """Writes what it reads, moved by one, through a pointer of unknown origin."""
     i = tl.arange(0, BLOCK)
-    tl.store(address.to(tl.pointer_type(tl.float32)) + i, tl.load(x + i))
+    pointer = address.to(tl.int64).to(tl.pointer_type(tl.float32))
+    tl.store(pointer + i, tl.load(x + i))
 
 
 def test_memory_of_unknown_origin_may_overlap() -> None:

@@ -199,7 +199,16 @@ def _loops(ttir: str, fusion: bool) -> LoopText:
 
 
 def _make_object(text: str, metadata: dict[str, Any]) -> bytes:
-    return jit.compile_object(text, host())
+    return jit.compile_object(text, host(), effort(text))
+
+
+def effort(text: str) -> jit.OptLevel:
+    """How much LLVM does for a kernel: compile time of long ones is worth more than the last bit
+    of speed."""
+    return "light" if text.count("\n") < LONG else "quick"
+
+
+LONG = 1000  # lines of LLVM IR
 
 
 def _make_llvm(text: str) -> str:

@@ -24,7 +24,7 @@ from terrazzo.errors import ArtifactError, CodegenError
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
-OptLevel = Literal["none", "light", "full"]
+OptLevel = Literal["none", "quick", "light", "full"]
 
 _log = logging.getLogger("terrazzo")
 _library_numbers = itertools.count()
@@ -193,14 +193,16 @@ def _optimize(module: llvm.ModuleRef, key: TargetKey, opt: OptLevel) -> None:
     if opt == "full":
         passes = builder.getModulePassManager()
     else:
-        # Generated kernels are already vectorised, blocked and free of repeated arithmetic, and
-        # instruction selection cleans up what is local: 1 ms where LLVM's -O1 to -O3 take 20-100,
-        # same speed of code. InstCombine (a tenth of the whole compile time) would also undo what
-        # the builder's loops do against LLVM's strength reduction. NewGVN must stay out: it ends
-        # the process on some large functions.
+        # Generated kernels are already vectorised, blocked and free of repeated arithmetic: a few
+        # milliseconds where LLVM's -O1 to -O3 take 20-100, same speed of code. InstCombine takes
+        # what does nothing out of short loops (a softmax of 64 columns is 10 % faster for it) and
+        # is a tenth of the whole compile time. NewGVN must stay out: it ends the process on some
+        # large functions.
         passes = llvm.create_new_module_pass_manager()
         passes.add_always_inliner_pass()
         passes.add_sroa_pass()
+        if opt == "light":
+            passes.add_instruction_combine_pass()
         passes.add_simplify_cfg_pass()
     passes.run(module, builder)
 
