@@ -5,6 +5,7 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.expr import evaluate as expr_evaluate
+from terrazzo.expr.ir import reads
 from terrazzo.graph import evaluate
 from terrazzo.graph.fusion import fuse
 from terrazzo.graph.ir import TensorType
@@ -137,3 +138,17 @@ def test_results_of_whole_kernels_have_names_of_their_own():
     result = fused(lambda x: (tz.argsort(x), tz.sort(x), tz.argsort(-x)), (4, 5))
     names = [t.name for g in result.groups for t in g.program.outputs]
     assert len(set(names)) == len(names)
+
+
+def test_stages_that_nothing_reads_leave_the_others_where_they_are():
+    # The places along an axis of one element are known, so what computes them is for nobody.
+    x = np.ones((1, 2, 1), np.float32)
+
+    def sampled(x):
+        return tz.grid_sample(x, tz.hardswish(x))
+
+    result = fused(sampled, x.shape)
+    for group in result.groups:
+        read = {r for s in group.program.stages for r in reads(s)}
+        assert all(s in read or s in group.program.outputs for s in group.program.stages)
+    np.testing.assert_allclose(tz.jit(sampled)(x), np.full((1, 2, 2), 2 / 3), rtol=1e-6)

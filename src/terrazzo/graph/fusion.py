@@ -396,11 +396,12 @@ class _Fuser:
                                   if r not in inside))
 
     def group(self, cluster: _Cluster) -> Group:
-        inside = set(cluster.stages)
         stages = _topological(cluster.stages)
-        inputs = list(dict.fromkeys(r for s in stages for r in reads(s) if r not in inside))
         results = [s for s in stages if self.value_of[s] in self.roots
                    or any(c is not cluster for c in self.readers.get(s, ()))]
+        inside = _needed_for(results, stages)
+        stages = [s for s in stages if s in inside]
+        inputs = list(dict.fromkeys(r for s in stages for r in reads(s) if r not in inside))
         # Inside the program, tensors of other kernels are inputs without a body.
         table = {t: Tensor(t.name, t.shape, t.dtype, strides=t.strides) for t in inputs}
         stages, table = _rebind(stages, table)
@@ -530,6 +531,15 @@ def _topological(stages: Sequence[Tensor]) -> list[Tensor]:
                 todo.remove(stage)
                 break
     return order
+
+
+def _needed_for(results: Sequence[Tensor], stages: Sequence[Tensor]) -> set[Tensor]:
+    """The stages that results are made of: places along an axis of one element read nothing."""
+    known, needed = set(stages), set(results)
+    for stage in reversed(stages):
+        if stage in needed:
+            needed.update(known.intersection(reads(stage)))
+    return needed
 
 
 def _rebind(stages: Sequence[Tensor], table: dict[Tensor, Tensor]
