@@ -152,3 +152,8 @@ def test_stages_that_nothing_reads_leave_the_others_where_they_are():
         read = {r for s in group.program.stages for r in reads(s)}
         assert all(s in read or s in group.program.outputs for s in group.program.stages)
     np.testing.assert_allclose(tz.jit(sampled)(x), np.full((1, 2, 2), 2 / 3), rtol=1e-6)
+
+
+def test_a_kernel_whose_reduction_nobody_reads_is_pointwise():
+    x = np.ones((5, 9, 0), np.float32)
+    assert tz.jit(lambda x: tz.nonzero_padded(x)[0])(x).shape == (3, 0)

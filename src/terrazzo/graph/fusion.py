@@ -405,9 +405,10 @@ class _Fuser:
         # Inside the program, tensors of other kernels are inputs without a body.
         table = {t: Tensor(t.name, t.shape, t.dtype, strides=t.strides) for t in inputs}
         stages, table = _rebind(stages, table)
+        reduces = any(has_reduce(s) for s in stages)
         kind = "contraction" if any(_is_contraction(s) for s in stages) else (
-            "rows" if cluster.has_reduce else "pointwise")
-        attrs = {} if cluster.prefix is None else {"rows": len(cluster.prefix)}
+            "rows" if reduces else "pointwise")
+        attrs = {"rows": len(cluster.prefix)} if reduces and cluster.prefix is not None else {}
         nodes = tuple(dict.fromkeys(self.node_of[s] for s in cluster.stages))
         name = _identifier("_".join(dict.fromkeys(n.op.name for n in nodes)))[:48]
         program = Program(self.name(f"k_{name}"), tuple(table[t] for t in inputs), tuple(stages),
