@@ -146,6 +146,7 @@ def measure(row: Row, compiled: bool, rounds: int, busy: bool = False) -> Result
     """Check and time one row; `busy` says that the machine is not ours alone."""
     clock = time.thread_time if busy and row.threads == 1 else time.perf_counter
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
     torch.set_num_threads(row.threads)
     with knobs.override(threads=row.threads), torch.no_grad():
         inputs = row.inputs()
@@ -167,6 +168,7 @@ def measure(row: Row, compiled: bool, rounds: int, busy: bool = False) -> Result
                     break
         finally:
             gc.enable()
+            torch.set_num_threads(threads)
     return result
 
 

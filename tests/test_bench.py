@@ -72,7 +72,10 @@ def test_torch_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     # The compiler of torch takes half a minute; that it is asked is what matters here.
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    report = tz.gelu.bench(np.ones((8, 8), np.float32), rounds=2)
+    threads = torch.get_num_threads()
+    with tz.knobs.override(threads=1):
+        report = tz.gelu.bench(np.ones((8, 8), np.float32), rounds=2)
+    assert torch.get_num_threads() == threads
     assert [line.name for line in report.lines][2:] == ["torch eager", "torch.compile"]
     assert not report.notes
 

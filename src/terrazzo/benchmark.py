@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
@@ -23,7 +24,7 @@ from terrazzo.api import Compiled, compiled
 from terrazzo.chips.cpu import host
 from terrazzo.codegen.llvm import jit
 from terrazzo.compiler import Lowering, inlined
-from terrazzo.errors import ArgumentError, TerrazzoError
+from terrazzo.errors import ArgumentError, MissingDependency, TerrazzoError
 from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.ir import Graph, Operator
 from terrazzo.index import Index, IndexExpr, evaluate
@@ -32,7 +33,7 @@ from terrazzo.runtime.hosted import needs_host
 
 ROUNDS = 15
 ROUND_SECONDS = 0.01  # each way runs at least this long in a round
-IDLE_SECONDS = 1e-3  # before each, so that spinning threads of the last one go to sleep
+IDLE_SECONDS = 10e-3  # before each: OpenMP's idle threads spin for up to 6 ms, ours for one
 MOST_SECONDS = 2.0  # a way that takes longer is timed in fewer rounds
 
 
@@ -242,8 +243,9 @@ def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
     if all(isinstance(a, np.ndarray) for a in arrays):
         ways.append(Timing("numpy, one operator at a time",
                            lambda: graph_evaluate.run(graph, arrays)))
-    notes = _torch_ways(graph, leaves, ways) if torch else ["torch was not asked for"]
-    time_rounds(ways, rounds)
+    with _torch_threads(thread_count() if torch else None):
+        notes = _torch_ways(graph, leaves, ways) if torch else ["torch was not asked for"]
+        time_rounds(ways, rounds)
     flops, size = work(graph)
     limits = roofline()
     lines = tuple(Line(w.name, w.median, size, flops, limits.seconds(flops, size)) for w in ways)
@@ -261,6 +263,26 @@ def _compiled(function: Any) -> Compiled:
     raise ArgumentError(f"cannot time {function!r}", hint="pass an operator or a function")
 
 
+@contextmanager
+def _torch_threads(count: int | None) -> Iterator[None]:
+    """Give torch, if it is wanted and there, so many threads for a while."""
+    from terrazzo.torch_eager import import_torch
+
+    try:
+        torch = None if count is None else import_torch()
+    except MissingDependency:
+        torch = None
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _torch_ways(graph: Graph, leaves: Sequence[Any], ways: list[Timing]) -> list[str]:
     """Add torch's ways; answers why not where one is missing."""
     from terrazzo.torch_eager import import_torch, to_torch, torch_function
@@ -271,7 +293,6 @@ def _torch_ways(graph: Graph, leaves: Sequence[Any], ways: list[Timing]) -> list
     except TerrazzoError as error:
         return [f"no rows for torch: {error.message}"]
     tensors = [to_torch(a) for a in leaves]
-    torch.set_num_threads(thread_count())
     try:
         with torch.no_grad():
             eager(*tensors)

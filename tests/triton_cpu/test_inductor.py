@@ -27,8 +27,11 @@ def on_triton() -> Iterator[None]:
     from torch._inductor.utils import fresh_cache
 
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # with one, inductor leaves less to torch
     with inductor("triton"), fresh_cache():
         yield
+    torch.set_num_threads(threads)
 
 
 # ---------------------------------------------------------------- single operators, by families
