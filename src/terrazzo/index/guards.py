@@ -1,0 +1,107 @@
+"""Questions about symbolic sizes that nothing proves: answered for the sizes at hand, and kept.
+
+Code that is compiled for symbolic sizes may rest on an answer only if every call checks it. So a
+question (`n == 8`, `3 < n`) that the algebra cannot decide is put to the `Questions` in force: it
+answers by the sizes of the call that is being traced, and remembers the answer as a `Guard`. What
+was compiled then serves every call whose sizes give the same answers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from terrazzo.index.nodes import Index, IndexExpr
+from terrazzo.index.proofs import proves_eq, proves_le, proves_lt
+from terrazzo.index.queries import evaluate
+
+RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+}
+_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">"}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A relation between sizes that compiled code relies on."""
+
+    relation: str
+    left: Index
+    right: Index
+
+    def holds(self, sizes: Mapping[Any, int]) -> bool:
+        """Whether sizes (by variable or by name) keep to it."""
+        return RELATIONS[self.relation](evaluate(self.left, sizes), evaluate(self.right, sizes))
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.relation} {self.right}"
+
+
+@dataclass(eq=False)
+class Questions:
+    """Answers for the sizes of one call, and the guards that they amount to."""
+
+    sizes: Mapping[Any, int]
+    guards: dict[Guard, None] = field(default_factory=dict)
+
+    def answer(self, relation: str, left: Index, right: Index) -> bool:
+        """Decide by the sizes at hand, and remember."""
+        guard = Guard(relation, left, right)
+        if guard.holds(self.sizes):
+            self.guards[guard] = None
+            return True
+        self.guards[_opposite(guard)] = None
+        return False
+
+
+def _opposite(guard: Guard) -> Guard:
+    """The guard that holds where this one does not."""
+    relation = _OPPOSITE[guard.relation]
+    if relation in RELATIONS:
+        return Guard(relation, guard.left, guard.right)
+    return Guard("<" if relation == ">" else "<=", guard.right, guard.left)
+
+
+_questions: ContextVar[Questions | None] = ContextVar("questions", default=None)
+
+
+@contextmanager
+def asking(sizes: Mapping[Any, int]) -> Iterator[Questions]:
+    """Inside, questions that cannot be proved are answered for these sizes and kept."""
+    questions = Questions(sizes)
+    token = _questions.set(questions)
+    try:
+        yield questions
+    finally:
+        _questions.reset(token)
+
+
+def decided(relation: str, left: Index, right: Index) -> bool | None:
+    """What the algebra says of a relation for all sizes; None where it depends on them."""
+    if not isinstance(left, IndexExpr) and not isinstance(right, IndexExpr):
+        return RELATIONS[relation](left, right)
+    if relation == "<":
+        return True if proves_lt(left, right) else False if proves_le(right, left) else None
+    if relation == "<=":
+        return True if proves_le(left, right) else False if proves_lt(right, left) else None
+    if proves_eq(left, right):
+        return relation == "=="
+    if proves_lt(left, right) or proves_lt(right, left):
+        return relation == "!="
+    return None
+
+
+def ask(relation: str, left: Index, right: Index) -> bool | None:
+    """Whether a relation holds: proved, or for the sizes at hand under a guard.
+
+    None where it depends on sizes and nobody is there to answer (see `asking`).
+    """
+    known = decided(relation, left, right)
+    if known is not None:
+        return known
+    questions = _questions.get()
+    return None if questions is None else questions.answer(relation, left, right)

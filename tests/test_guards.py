@@ -1,0 +1,41 @@
+"""Questions about sizes: proved, or answered for the sizes at hand under a guard."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from terrazzo.index import Var
+from terrazzo.index.guards import RELATIONS, Guard, ask, asking, decided
+
+n, m = Var("n"), Var("m")
+
+
+def test_what_is_proved_needs_no_guard() -> None:
+    with asking({"n": 5}) as questions:
+        assert ask("<=", 0, n) is True
+        assert ask("<", n, n + 1) is True
+        assert ask("==", n + 1, n) is False
+        assert ask("!=", 3, 4) is True
+    assert not questions.guards
+
+
+def test_nobody_there_to_answer() -> None:
+    assert ask("==", n, 8) is None
+    assert decided("<", n, m) is None
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_an_answer_becomes_a_guard_that_tells_calls_apart(relation: str) -> None:
+    for size, other in itertools.product(range(4), repeat=2):
+        with asking({"n": size, "m": other}) as questions:
+            answer = ask(relation, n, m)
+        assert answer is RELATIONS[relation](size, other)
+        (guard,) = questions.guards
+        for a, b in itertools.product(range(4), repeat=2):
+            assert guard.holds({"n": a, "m": b}) is (RELATIONS[relation](a, b) is answer)
+
+
+def test_guards_print() -> None:
+    assert str(Guard("<=", n, m * 2)) == "n <= m*2"
