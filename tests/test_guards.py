@@ -6,8 +6,17 @@ import itertools
 
 import pytest
 
-from terrazzo.index import Var
-from terrazzo.index.guards import RELATIONS, Guard, ask, asking, decided
+from terrazzo.index import Index, Var
+from terrazzo.index.guards import (
+    RELATIONS,
+    Guard,
+    Questions,
+    all_equal,
+    ask,
+    asking,
+    decided,
+    granted,
+)
 
 n, m = Var("n"), Var("m")
 
@@ -39,3 +48,22 @@ def test_an_answer_becomes_a_guard_that_tells_calls_apart(relation: str) -> None
 
 def test_guards_print() -> None:
     assert str(Guard("<=", n, m * 2)) == "n <= m*2"
+
+
+def test_what_an_operator_needs_may_be_granted_before_sizes_are_at_hand() -> None:
+    class Granting(Questions):
+        def answer(self, relation: str, left: Index, right: Index) -> bool | None:
+            return None
+
+        def grant(self, relation: str, left: Index, right: Index) -> bool:
+            self.guards[Guard(relation, left, right)] = None
+            return True
+
+    assert not granted("==", n, m)
+    with asking(Granting({})) as questions:
+        assert ask("==", n, m) is None
+        assert granted("==", n, m) and all_equal((n, 4), (m, 4))
+        assert not granted("==", n, n + 1) and not all_equal((n,), (m, m))
+    assert [str(g) for g in questions.guards] == ["n == m"]
+    with asking({"n": 3, "m": 4}):
+        assert not granted("==", n, m)

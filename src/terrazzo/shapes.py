@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from terrazzo.errors import AxisError, BroadcastError
-from terrazzo.index import Index, Var, proves_eq
+from terrazzo.index import Index, Var
+from terrazzo.index.guards import granted
 
 Shape: TypeAlias = tuple[Index, ...]
 
@@ -39,7 +40,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 def _broadcast_axis(axis: int, shapes: tuple[Shape, ...]) -> Index:
     sizes = [shape[axis] for shape in shapes if -axis <= len(shape) and shape[axis] != 1]
     for size in sizes[1:]:
-        if not proves_eq(sizes[0], size):
+        if not granted("==", sizes[0], size):
             known = isinstance(sizes[0], int) and isinstance(size, int)
             raise BroadcastError(
                 f"shapes {' and '.join(map(dims_text, shapes))} do not broadcast: "

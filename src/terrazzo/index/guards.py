@@ -9,7 +9,7 @@ was compiled then serves every call whose sizes give the same answers.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -48,17 +48,21 @@ class Questions:
     sizes: Mapping[Any, int]
     guards: dict[Guard, None] = field(default_factory=dict)
 
-    def answer(self, relation: str, left: Index, right: Index) -> bool:
+    def answer(self, relation: str, left: Index, right: Index) -> bool | None:
         """Decide by the sizes at hand, and remember."""
         guard = Guard(relation, left, right)
         if guard.holds(self.sizes):
             self.guards[guard] = None
             return True
-        self.guards[_opposite(guard)] = None
+        self.guards[opposite(guard)] = None
         return False
 
+    def grant(self, relation: str, left: Index, right: Index) -> bool:
+        """Decide about something without which the program makes no sense."""
+        return bool(self.answer(relation, left, right))
 
-def _opposite(guard: Guard) -> Guard:
+
+def opposite(guard: Guard) -> Guard:
     """The guard that holds where this one does not."""
     relation = _OPPOSITE[guard.relation]
     if relation in RELATIONS:
@@ -70,9 +74,9 @@ _questions: ContextVar[Questions | None] = ContextVar("questions", default=None)
 
 
 @contextmanager
-def asking(sizes: Mapping[Any, int]) -> Iterator[Questions]:
+def asking(sizes: Mapping[Any, int] | Questions) -> Iterator[Questions]:
     """Inside, questions that cannot be proved are answered for these sizes and kept."""
-    questions = Questions(sizes)
+    questions = sizes if isinstance(sizes, Questions) else Questions(sizes)
     token = _questions.set(questions)
     try:
         yield questions
@@ -105,3 +109,21 @@ def ask(relation: str, left: Index, right: Index) -> bool | None:
         return known
     questions = _questions.get()
     return None if questions is None else questions.answer(relation, left, right)
+
+
+def granted(relation: str, left: Index, right: Index) -> bool:
+    """Whether what an operator needs of sizes holds: what it raises an error about otherwise.
+
+    As `ask`, but it may be taken for granted before sizes are at hand (and is checked at each
+    call): matrices that are multiplied agree in the inner size, or the model makes no sense.
+    """
+    known = decided(relation, left, right)
+    if known is not None:
+        return known
+    questions = _questions.get()
+    return questions is not None and questions.grant(relation, left, right)
+
+
+def all_equal(a: Sequence[Index], b: Sequence[Index]) -> bool:
+    """Whether two shapes are the same, which is granted as above."""
+    return len(a) == len(b) and all(granted("==", m, n) for m, n in zip(a, b, strict=True))

@@ -11,7 +11,8 @@ import numpy as np
 
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import operator_named
-from terrazzo.index import IndexExpr, maximum, proves_eq
+from terrazzo.index import IndexExpr, maximum
+from terrazzo.index.guards import granted
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import astype, equal, greater_equal, less_equal, where
@@ -212,7 +213,7 @@ def diagonal(x: Any, *, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     first = offset if offset >= 0 else -offset * columns
     room = (rows, columns - offset) if offset >= 0 else (rows + offset, columns)
     if not all(isinstance(n, int) for n in room):
-        if not proves_eq(*room):
+        if not granted("==", *room):
             raise ShapeError(f"the length of diagonal {offset} of {dims_text(x.shape)} is not "
                              "known", where=user_location())
         count = room[0]

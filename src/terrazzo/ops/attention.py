@@ -12,6 +12,7 @@ from terrazzo.dtypes import int64, promote
 from terrazzo.errors import RankError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value
 from terrazzo.index import Index, divisible, proves_eq
+from terrazzo.index.guards import granted
 from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
@@ -49,7 +50,8 @@ def _shared_heads(q: Value, k: Value, v: Value) -> Index:
     if min(q.ndim, k.ndim, v.ndim) < 2:
         raise RankError(f"attention needs q, k and v of [..., places, size], got {q.type}, "
                         f"{k.type} and {v.type}", where=user_location())
-    if not proves_eq(k.shape[-2], v.shape[-2]) or not proves_eq(q.shape[-1], k.shape[-1]):
+    if not granted("==", k.shape[-2], v.shape[-2]) or not (
+            granted("==", q.shape[-1], k.shape[-1])):
         raise ShapeError(
             f"attention with q {dims_text(q.shape)}, k {dims_text(k.shape)} and v "
             f"{dims_text(v.shape)}: q and k must agree in the last size, k and v in the number "
@@ -60,7 +62,7 @@ def _shared_heads(q: Value, k: Value, v: Value) -> Index:
     if proves_eq(heads, kv_heads) or kv_heads == 1:
         return 1  # broadcasting covers it
     shareable = isinstance(kv_heads, int) and kv_heads > 0 and divisible(heads, kv_heads)
-    if not shareable or not proves_eq(kv_heads, v.shape[-3]):
+    if not shareable or not granted("==", kv_heads, v.shape[-3]):
         raise ShapeError(f"attention cannot share {kv_heads} heads of k and {v.shape[-3]} of v "
                          f"among {heads} heads of q", where=user_location(),
                          hint="the heads of q must be a multiple of those of k and v")

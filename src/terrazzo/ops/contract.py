@@ -11,7 +11,8 @@ from terrazzo.dtypes import DType, int32, promote
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.ir import Node, TensorType, Value
-from terrazzo.index import Index, proves_eq
+from terrazzo.index import Index
+from terrazzo.index.guards import granted
 from terrazzo.ops.arrange import diagonal
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import multiply, not_equal
@@ -38,7 +39,7 @@ def _permuted(x: Value, axes: Sequence[int]) -> Value:
 
 
 def _require_equal(name: str, left: Index, right: Index, x: Shape, y: Shape) -> None:
-    if not proves_eq(left, right):
+    if not granted("==", left, right):
         raise ShapeError(
             f"{name} of {dims_text(x)} and {dims_text(y)} multiplies along sizes {left} and "
             f"{right}, which are not equal", where=user_location(),

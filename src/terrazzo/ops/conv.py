@@ -16,6 +16,7 @@ from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, us
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, proves_eq, proves_le
+from terrazzo.index.guards import granted
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.reduce import in_shape
@@ -42,7 +43,7 @@ def _convolve_type(x: TensorType, w: TensorType, *, strides: tuple[int, ...], pa
         raise ArgumentError("strides, dilations and groups of a convolution are at least 1",
                             where=user_location())
     channels, outputs = x.shape[-1], w.shape[-1]
-    if not proves_eq(w.shape[-2] * groups, channels):
+    if not granted("==", w.shape[-2] * groups, channels):
         raise ShapeError(f"a convolution in {groups} groups of {channels} channels needs weights "
                          f"of {channels // groups} channels, not {w.shape[-2]}",
                          where=user_location())

@@ -32,7 +32,8 @@ from terrazzo.graph.ir import (
     register,
     tracing,
 )
-from terrazzo.index import Index, ceildiv, maximum, minimum, proves_eq, proves_le
+from terrazzo.index import Index, ceildiv, maximum, minimum
+from terrazzo.index.guards import all_equal, granted
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Block, Buffer, For, Stmt, Store, block
 from terrazzo.ops.creation import arange, full
@@ -247,7 +248,7 @@ def _scatter_at_type(x: TensorType, updates: TensorType, *indices: TensorType, a
     _check_axes(axes, len(indices), len(x.shape))
     _check_indices("scatter", x, indices, axes)
     expected = _taken_shape(x.shape, [i.shape for i in indices], axes)
-    if len(expected) != len(updates.shape) or not all(map(proves_eq, expected, updates.shape)):
+    if not all_equal(expected, updates.shape):
         raise ShapeError(f"scatter into {dims_text(x.shape)} needs updates of shape "
                          f"{dims_text(expected)}, not {dims_text(updates.shape)}",
                          where=user_location(), hint="stretch them with tz.broadcast_to")
@@ -363,7 +364,7 @@ def _check_elements(name: str, x: TensorType, indices: TensorType, axis: int) ->
     axis = normalize_axis(axis, len(x.shape))
     _check_indices(name, x, [indices], [axis])
     for d, (n, size) in enumerate(zip(indices.shape, x.shape)):
-        if d != axis and not proves_le(n, size):
+        if d != axis and not granted("<=", n, size):
             raise ShapeError(f"{name}: axis {d} of the indices {dims_text(indices.shape)} is "
                              f"longer than that of {dims_text(x.shape)}", where=user_location())
     return axis
@@ -414,8 +415,7 @@ def _scatter_type(x: TensorType, indices: TensorType, updates: TensorType, *, ax
                   reduce: str) -> TensorType:
     _check_reduce(reduce)
     _check_elements("scatter", x, indices, axis)
-    if not all(map(proves_eq, indices.shape, updates.shape)) or len(updates.shape) != len(
-            indices.shape):
+    if not all_equal(indices.shape, updates.shape):
         raise ShapeError(f"scatter has indices {dims_text(indices.shape)} but updates "
                          f"{dims_text(updates.shape)}; the shapes must be equal",
                          where=user_location())

@@ -16,7 +16,8 @@ from terrazzo.dtypes import as_dtype, bool_, float32, int64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
-from terrazzo.index import minimum, proves_eq
+from terrazzo.index import minimum
+from terrazzo.index.guards import all_equal
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
@@ -193,8 +194,8 @@ def _select_type(boxes: TensorType, scores: TensorType, order: TensorType, limit
     if order.shape != scores.shape or not order.dtype.is_integer:
         raise ShapeError(f"select_boxes needs an order {dims_text(scores.shape)} of integers, not "
                          f"{order}", where=user_location())
-    if len(boxes.shape) != 3 or boxes.shape[2] != 4 or not all(map(
-            proves_eq, boxes.shape[:2], (batch, count))):
+    if len(boxes.shape) != 3 or boxes.shape[2] != 4 or not all_equal(
+            boxes.shape[:2], (batch, count)):
         raise ShapeError(f"boxes {dims_text(boxes.shape)} do not fit scores "
                          f"{dims_text(scores.shape)}: [batch, boxes, 4] and [batch, classes, "
                          "boxes] are needed", where=user_location())

@@ -21,7 +21,8 @@ from terrazzo.dtypes import DType, as_dtype, bool_, float32, float64, int8, int3
 from terrazzo.errors import DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.ir import TensorType, Value, as_value, constant
-from terrazzo.index import Index, proves_eq
+from terrazzo.index import Index
+from terrazzo.index.guards import granted
 from terrazzo.ops.arrange import pad, repeat
 from terrazzo.ops.conv import (
     Pads,
@@ -66,7 +67,7 @@ def _check_parameter(name: str, x: TensorType, given: TensorType | None, axis: i
     if block_size:
         fits = len(given.shape) == len(x.shape)
     else:
-        fits = len(given.shape) == 1 and proves_eq(given.shape[0], x.shape[axis])
+        fits = len(given.shape) == 1 and granted("==", given.shape[0], x.shape[axis])
     if not fits:
         raise ShapeError(
             f"{name} of {x} cannot use a scale or zero point {dims_text(given.shape)} along axis "
@@ -256,7 +257,7 @@ def _integer_matmul_type(x: TensorType, y: TensorType) -> TensorType:
         if operand.dtype not in (uint8, int8):
             raise DTypeError(f"integer_matmul multiplies bytes, not {operand.dtype.name}",
                              where=user_location(), hint="quantise to int8 or uint8 first")
-    if not proves_eq(x.shape[-1], y.shape[-2]):
+    if not granted("==", x.shape[-1], y.shape[-2]):
         raise ShapeError(f"integer_matmul of {x} and {y} multiplies along sizes {x.shape[-1]} and "
                          f"{y.shape[-2]}, which are not equal", where=user_location())
     return TensorType((*broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1]),

@@ -34,6 +34,7 @@ from terrazzo.graph.ir import (
     register,
 )
 from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, minimum, proves_eq
+from terrazzo.index.guards import all_equal, granted
 from terrazzo.loop.interpret import convert
 from terrazzo.ops.define import broadcast_load, operator, primitive, with_shape
 from terrazzo.scalar import Const, FromIndex, Scalar, as_scalar, call
@@ -81,7 +82,7 @@ def _reshape_type(x: TensorType, *, shape: Any) -> TensorType:
             raise ShapeError(f"the -1 in {dims_text(sizes)} could be anything, as another size is "
                              "0", where=user_location(), hint="write the size out")
         sizes = tuple(total // known if d == unknown[0] else n for d, n in enumerate(sizes))
-    if not proves_eq(total, num_elements(sizes)):
+    if not granted("==", total, num_elements(sizes)):
         symbolic = not isinstance(total, int) or not isinstance(num_elements(sizes), int)
         raise ShapeError(
             f"cannot reshape {dims_text(x.shape)} to {dims_text(as_shape(shape))}: the number of "
@@ -277,7 +278,7 @@ def require_rank(x: Any, least: int, name: str) -> None:
 def _broadcast_type(x: TensorType, *, shape: Any) -> TensorType:
     sizes = as_shape(shape)
     joint = broadcast_shapes(x.shape, sizes)
-    if len(joint) != len(sizes) or not all(map(proves_eq, joint, sizes)):
+    if not all_equal(joint, sizes):
         raise ShapeError(f"{dims_text(x.shape)} does not broadcast to {dims_text(sizes)}",
                          where=user_location(), hint="only axes of size 1 stretch, and new axes "
                          "come in front")
@@ -309,7 +310,8 @@ def _concat_type(*xs: TensorType, axis: int) -> TensorType:
     axis = normalize_axis(axis, rank)
     for x in xs[1:]:
         if len(x.shape) != rank or not all(
-                proves_eq(m, n) for d, (m, n) in enumerate(zip(x.shape, xs[0].shape)) if d != axis):
+                granted("==", m, n) for d, (m, n) in enumerate(zip(x.shape, xs[0].shape))
+                if d != axis):
             raise ShapeError(f"cannot concat {dims_text(xs[0].shape)} and {dims_text(x.shape)} "
                              f"along axis {axis}: every other axis must agree",
                              where=user_location())
@@ -367,7 +369,7 @@ def stack(*xs: Any, axis: int = 0) -> Any:
     if not xs:
         raise ArgumentError("stack needs at least one tensor", where=user_location())
     for x in xs:
-        if x.ndim != xs[0].ndim or not all(map(proves_eq, x.shape, xs[0].shape)):
+        if not all_equal(x.shape, xs[0].shape):
             raise ShapeError(f"cannot stack {dims_text(xs[0].shape)} and {dims_text(x.shape)}: the "
                              "shapes must be equal", where=user_location())
     return concat(*(expand_dims(x, axis=axis) for x in xs), axis=axis)
@@ -507,7 +509,7 @@ def _cuts(x: Any, indices_or_sections: Any, axis: int) -> list[Index]:
         counted = [c + n if isinstance(c, int) and c < 0 else c for c in cuts]
         return [minimum(maximum(c, 0), n) for c in counted]
     sections = python.index(indices_or_sections)
-    if sections < 1 or not proves_eq(n // sections * sections, n):
+    if sections < 1 or not granted("==", n // sections * sections, n):
         raise ShapeError(f"axis {axis} of {dims_text(x.shape)} does not split into {sections} "
                          "equal parts", where=user_location(),
                          hint="give the places to cut at instead, as a tuple")
