@@ -94,7 +94,7 @@ def test_entries_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> Non
     function = tz.jit(lambda x: x + 1.0)
     for n in range(2, 40):
         np.testing.assert_array_equal(function(floats(n)), floats(n) + 1)
-    assert len(function.entries) <= 8
+    assert len(function.table.entries) <= 8
 
 
 def test_functions_are_let_go() -> None:
@@ -142,7 +142,7 @@ def test_any_hashable_thing_may_be_static(compilations: list[str]) -> None:
     for _ in range(2):
         np.testing.assert_allclose(function(x, tz.exp, tz.float64), np.exp(x), rtol=1e-6)
         assert function(x, tz.negative, np.float16).dtype == np.float16
-    assert len(compilations) == 2 and len(function.entries) == 2
+    assert len(compilations) == 2 and len(function.table.entries) == 2
 
 
 def test_nests_of_tensors() -> None:

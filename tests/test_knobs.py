@@ -180,3 +180,45 @@ def test_reading_takes_less_than_100_ns() -> None:
     turns = 100_000
     best = min(timeit.repeat("k.threads", globals={"k": Knobs({})}, number=turns, repeat=7))
     assert best / turns < 100e-9
+
+
+def test_an_unknown_variable_is_warned_of_with_the_nearest_name(
+        caplog: pytest.LogCaptureFixture) -> None:
+    Knobs({"TZ_THREAD": "3", "TZ_DEBUG": "1", "TZ": "UTC", "OTHER": "x", "TZ_CACHE": "0"})
+    assert [r.getMessage() for r in caplog.records] == [
+        "there is no setting TZ_THREAD; the nearest is TZ_THREADS (see `tz knobs`)"]
+
+
+def test_a_thread_compiles_under_its_own_overrides() -> None:
+    knobs = Knobs({})
+    inside, done = threading.Event(), threading.Event()
+    seen: dict[str, Any] = {}
+
+    def other() -> None:
+        with knobs.override(opt_level="none", threads=3):
+            inside.set()
+            done.wait(10)
+            seen["other"] = knobs.opt_level, knobs.now.opt_level
+
+    thread = threading.Thread(target=other)
+    with knobs.override(opt_level="basic"):
+        thread.start()
+        assert inside.wait(10)
+        assert knobs.opt_level == knobs.now.opt_level == "basic"
+        assert knobs.threads == 3, "what steers runs is everybody's"
+    assert knobs.opt_level == "none", "a thread without a `with` goes by those of others"
+    done.set()
+    thread.join(10)
+    assert seen == {"other": ("none", "none")}
+    assert (knobs.opt_level, knobs.threads) == ("all", 0)
+
+
+def test_now_is_a_value_that_stays() -> None:
+    knobs = Knobs({})
+    before = knobs.now
+    assert knobs.now is before
+    with knobs.override(opt_level="none"):
+        assert knobs.now is knobs.now is not before
+        assert (before.opt_level, knobs.now.opt_level) == ("all", "none")
+        knobs.renew()
+    assert knobs.now == before and knobs.now is not before

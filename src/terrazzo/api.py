@@ -7,11 +7,13 @@ calls it becomes symbolic, so a function is compiled twice, not once for every s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,9 +29,10 @@ from terrazzo.errors import (
 )
 from terrazzo.graph import autodiff
 from terrazzo.graph.ir import HOOKS, Graph, Operator, TensorType, Value, apply
+from terrazzo.graph.rewrite import RuleTable, user_rules
 from terrazzo.graph.trace import pack, trace
 from terrazzo.index import Index, Var
-from terrazzo.knobs import knobs
+from terrazzo.knobs import Settings, knobs
 from terrazzo.ops.define import operator
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.layout import strides_of
@@ -55,28 +58,32 @@ class Compiled:
         self.tensors = {} if operator is None else {
             p.name: "tensor" for p in operator.tensor_params}
         self.tables: dict[Hashable, _Table] = {}
-        self.use_settings()
+        self.table = self.table_for(knobs.now)
         functools.update_wrapper(self, function, updated=())
 
-    def use_settings(self) -> None:
-        """Take the table of what was compiled under the settings now in force."""
+    def table_for(self, settings: Settings) -> _Table:
+        """What was compiled under some settings and the rules that there are now."""
         with _lock:
-            table = self.tables.setdefault(knobs.code_key, _Table())
-            # A new tuple at every change of a setting, so one comparison notices them all.
-            self.settings, self.entries, self.families = (
-                knobs.code_key, table.entries, table.families)
+            rules = user_rules()
+            table = self.tables.setdefault((settings.code_key, rules.rules),
+                                           _Table(settings, rules))
+            # Settings that do not shape code are those of now, whatever the first ones were.
+            self.table = replace(table, settings=settings)
+            return self.table
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.settings is not knobs.code_key:
-            self.use_settings()
+        table = self.table
+        now = knobs.now  # another object at every change, so one comparison notices them all
+        if table.settings is not now:
+            table = self.table_for(now)
         if not kwargs:
-            entry = self.entries.get(fastcall.key_of(args))
+            entry = table.entries.get(fastcall.key_of(args))
             if entry is not None:
                 return entry(args)
         leaves: list[Any] = []
         key = self.key(args, kwargs, leaves)
-        entry = None if key is None else self.entries.get(key)
-        return self.slow(args, kwargs, key) if entry is None else entry(leaves)
+        entry = None if key is None else table.entries.get(key)
+        return self.slow(args, kwargs, key, table) if entry is None else entry(leaves)
 
     def key(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> Hashable:
         """What an entry for any arguments depends on, and the leaves; None: do not keep one."""
@@ -87,19 +94,20 @@ class Compiled:
             return None
 
     # ------------------------------------------------------------ first call
-    def slow(self, args: Sequence[Any], kwargs: dict[str, Any], key: Hashable) -> Any:
+    def slow(self, args: Sequence[Any], kwargs: dict[str, Any], key: Hashable,
+             table: _Table) -> Any:
         """Find out what the arguments are, compile if need be, run."""
         leaves, rebuild = self.arguments(args, kwargs)
         if any(isinstance(leaf, Value) for leaf in leaves):
             return rebuild.call(leaves)
-        entry = self.family(leaves, rebuild).entry(leaves)
+        entry = self.family(leaves, rebuild, table).entry(leaves, table)
         flat = None if kwargs else fastcall.key_of(args)
-        if len(self.entries) >= MOST_ENTRIES:
-            self.entries.clear()
+        if len(table.entries) >= MOST_ENTRIES:
+            table.entries.clear()
         if flat is not None:
-            self.entries[flat] = entry
+            table.entries[flat] = entry
         elif key is not None:
-            self.entries[key] = _with_numbers(entry, leaves, args, kwargs, self)
+            table.entries[key] = _with_numbers(entry, leaves, args, kwargs, self)
         return entry(leaves)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -127,12 +135,12 @@ class Compiled:
         """The same for a keyword argument."""
         return self.tensors.get(keyword, "any" if self.operator is None else "attribute")
 
-    def family(self, leaves: Sequence[Any], rebuild: _Rebuild) -> _Family:
+    def family(self, leaves: Sequence[Any], rebuild: _Rebuild, table: _Table) -> _Family:
         key = (rebuild.key(), tuple((len(a.shape), str(a.dtype)) for a in leaves))
         with _lock:
-            if key not in self.families:
-                self.families[key] = _Family(self.name, rebuild)
-            return self.families[key]
+            if key not in table.families:
+                table.families[key] = _Family(self.name, rebuild)
+            return table.families[key]
 
     # ------------------------------------------------------------ looking inside
     def graph(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
@@ -143,15 +151,18 @@ class Compiled:
     def executable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The executable for arguments like these, in contiguous memory."""
         leaves, rebuild = self.arguments(args, kwargs)
-        return self.family(leaves, rebuild).static(leaves, by_strides=False)[0]
+        table = self.table_for(knobs.now)
+        return self.family(leaves, rebuild, table).static(leaves, table, by_strides=False)[0]
 
 
+@dataclass(frozen=True, eq=False)
 class _Table:
-    """What was compiled under one choice of settings."""
+    """What was compiled under one choice of settings and rules."""
 
-    def __init__(self) -> None:
-        self.entries: dict[Hashable, Callable[..., Any]] = {}
-        self.families: dict[Hashable, _Family] = {}
+    settings: Settings
+    rules: RuleTable
+    entries: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
+    families: dict[Hashable, _Family] = field(default_factory=dict)
 
 
 class _Rebuild:
@@ -182,10 +193,10 @@ class _Family:
         self.varying: set[tuple[int, int]] = set()
         self.classes: dict[tuple[int, int], int] = {}  # sizes equal in every call share a number
 
-    def entry(self, leaves: Sequence[Any]) -> Callable[..., Any]:
+    def entry(self, leaves: Sequence[Any], table: _Table) -> Callable[..., Any]:
         fastcall.check_devices(leaves, self.name)
         with self.lock:  # two threads that need the same code wait for one of them
-            executable, structure = self.find(leaves)
+            executable, structure = self.find(leaves, table)
         if any(map(fastcall.wants_gradient, leaves)):
             flat = fastcall.entry(executable, list(range(len(executable.output_types))), leaves)
             return self.differentiable.entry(flat, structure)
@@ -197,41 +208,52 @@ class _Family:
 
         return Differentiable(self.name, self.rebuild.call)
 
-    def find(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+    def find(self, leaves: Sequence[Any], table: _Table) -> tuple[Any, Any]:
         shapes = tuple(tuple(a.shape) for a in leaves)
-        if knobs.dynamic != "never":
-            self.note(shapes)
-            if self.varying and (shapes != self.first or knobs.dynamic == "always"):
-                found = self.dynamic(leaves, shapes)
+        when = table.settings.dynamic
+        if when != "never":
+            self.note(shapes, when)
+            if self.varying and (shapes != self.first or when == "always"):
+                found = self.dynamic(leaves, shapes, table)
                 if found is not None:
                     return found
-        return self.static(leaves)
+        return self.static(leaves, table)
 
-    def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
+    def compiled(self, graph: Graph, strides: Sequence[Any], leaves: Sequence[Any], table: _Table
+                 ) -> Any:
+        """Compile a graph under the settings that its call began with."""
+        if table.settings.check:
+            _check_levels(graph, leaves)
+        # The way down is not needed to import terrazzo, and takes a quarter of that time.
+        from terrazzo import compiler
+
+        return compiler.compile_graph(graph, strides=tuple(strides),
+                                      options=compiler.Options(table.settings, table.rules))
+
+    def note(self, shapes: tuple[tuple[int, ...], ...], when: str) -> None:
         """Which sizes differ from call to call, and which were always equal to each other."""
         places = {(i, d): n for i, shape in enumerate(shapes) for d, n in enumerate(shape)}
         if self.first is None:
             self.first = shapes
-        if knobs.dynamic == "always":
+        if when == "always":
             self.varying = set(places)
         self.varying |= {(i, d) for (i, d), n in places.items() if self.first[i][d] != n}
         numbers: dict[tuple[int, int], int] = {}
         self.classes = {place: numbers.setdefault((self.classes.get(place, 0), n), len(numbers))
                         for place, n in places.items()}
 
-    def static(self, leaves: Sequence[Any], by_strides: bool = True) -> tuple[Any, Any]:
+    def static(self, leaves: Sequence[Any], table: _Table, by_strides: bool = True
+               ) -> tuple[Any, Any]:
         """Compiled for exactly these sizes, and for their strides where those may stay."""
         strides = tuple(strides_of(a) if by_strides else None for a in leaves)
         key = (tuple(tuple(a.shape) for a in leaves), strides)
         with self.lock:
             if key not in self.executables:
                 graph, structure = _trace(self.rebuild, self.name, [_type_of(a) for a in leaves])
-                if knobs.check:
-                    _check_levels(graph, leaves)
-                self.executables[key] = (_compile_graph(graph, strides=strides), structure)
+                self.executables[key] = (self.compiled(graph, strides, leaves, table), structure)
             return self.executables[key]
 
-    def dynamic(self, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]
+    def dynamic(self, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...], table: _Table
                 ) -> tuple[Any, Any] | None:
         """Compiled once for all sizes that vary; None where that is not possible."""
         strides = tuple(_symbolic_strides(i, a) for i, a in enumerate(leaves))
@@ -250,9 +272,7 @@ class _Family:
             types = [TensorType(p, _dtype(a)) for p, a in zip(pattern, leaves, strict=True)]
             try:
                 graph, structure = _trace(self.rebuild, self.name, types)
-                if knobs.check:
-                    _check_levels(graph, leaves)
-                self.executables[key] = (_compile_graph(graph, strides=strides), structure)
+                self.executables[key] = (self.compiled(graph, strides, leaves, table), structure)
             except VerifyError:
                 raise
             except TerrazzoError:
@@ -266,13 +286,6 @@ def _symbolic_strides(i: int, array: Any) -> tuple[Index, ...] | None:
     strides = strides_of(array)
     return strides and tuple(s if s == 0 or axis == len(strides) - 1 else Var(f"s{i}_{axis}", 0)
                              for axis, s in enumerate(strides))
-
-
-def _compile_graph(graph: Graph, **options: Any) -> Any:
-    # The way down is not needed to import terrazzo, and takes a quarter of that time.
-    from terrazzo.compiler import compile_graph
-
-    return compile_graph(graph, **options)
 
 
 def _check_levels(graph: Graph, leaves: Sequence[Any]) -> None:
@@ -423,9 +436,10 @@ def _frozen(structure: Any) -> Hashable:
     if kind != "static":
         return (kind, *map(_frozen, content))
     if isinstance(content, Graph):
-        from terrazzo.compiler import graph_text
+        from terrazzo.runtime.content import Unknowable, graph_text
 
-        return graph_text(content)
+        with contextlib.suppress(Unknowable):
+            return graph_text(content)
     if isinstance(content, np.ndarray):
         return (content.shape, str(content.dtype), content.tobytes())
     if isinstance(content, (float, complex)):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
-
-import numpy as np
 
 from terrazzo.chips import cpu_schedule, cpu_templates
 from terrazzo.chips.cpu import host
@@ -27,18 +25,46 @@ from terrazzo.graph.ir import Graph, Node
 from terrazzo.graph.passes import canonicalize, inline_composites
 from terrazzo.graph.passes.cse import frozen
 from terrazzo.graph.passes.recognize import recognize
-from terrazzo.graph.rewrite import Applied
+from terrazzo.graph.rewrite import Applied, RuleTable, user_rules
 from terrazzo.index import Index, Var
-from terrazzo.knobs import knobs
+from terrazzo.knobs import Settings, knobs
 from terrazzo.loop.ir import Buffer, Function
 from terrazzo.loop.packing import Packing
 from terrazzo.loop.simplify import simplify
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.artifact import Artifact, Constant, Strides
-from terrazzo.runtime.cache import array_digests, default_cache, make_key, source_stamp
+from terrazzo.runtime.cache import default_cache, make_key, source_stamp
+from terrazzo.runtime.content import Unknowable, graph_text
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.plan import MemoryPlan, plan_memory
 from terrazzo.shapes import num_elements
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """All that a compilation goes by beside graph and chip, fixed when it begins.
+
+    Settings and users' rules may change at any time, in other threads too; nothing below asks for
+    them again.
+    """
+
+    settings: Settings
+    rules: RuleTable = field(default_factory=user_rules)
+
+    @staticmethod
+    def now(level: str = "") -> Options:
+        """What is in force in this thread, with a level of rewrites of one's own if given."""
+        settings = knobs.now
+        return Options(replace(settings, opt_level=level) if level else settings)
+
+    @property
+    def level(self) -> str:
+        """Which rewrites run."""
+        return self.settings.opt_level
+
+    def chip(self) -> ChipSpec:
+        """The processor that code is made for where nobody names one."""
+        return host(self.settings.vector_bits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +74,13 @@ class Lowering:
     source: Graph
     chip: ChipSpec
     strides: Strides = ()  # of inputs that are not row major, in elements
+    options: Options = field(default_factory=Options.now)
 
     @cached_property
     def _canonical(self) -> tuple[Graph, list[Applied]]:
         log: list[Applied] = []
-        graph, more = canonicalize(inlined(self.source, log), knobs.opt_level)
+        graph, more = canonicalize(inlined(self.source, log, self.options), self.options.level,
+                                   self.options.rules)
         return graph, log + more
 
     @property
@@ -206,9 +234,10 @@ def _free(index: Index) -> set[Var]:
     return free_vars(index)
 
 
-def inlined(graph: Graph, log: list[Applied] | None = None) -> Graph:
+def inlined(graph: Graph, log: list[Applied] | None = None, options: Options | None = None
+            ) -> Graph:
     """A graph of primitives and of those composite operators that have a kernel of their own."""
-    graph = recognize(graph, log, knobs.opt_level)
+    graph = recognize(graph, log, (options or Options.now()).level)
     return inline_composites(graph, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
 
 
@@ -263,23 +292,35 @@ def _opaque(program: Program) -> Function:
 
 
 # ---------------------------------------------------------------- compiling, with the cache
-def graph_key(graph: Graph, chip: ChipSpec, strides: Strides = ()) -> str:
-    """What a compiled graph depends on, as a cache key."""
-    return make_key(source_stamp(), str(knobs.code_key), graph_text(graph), str(strides),
-                    chip=chip)
+def graph_key(lowering: Lowering, notes: Mapping[str, Any] | None = None) -> str:
+    """What a compiled graph depends on, as a cache key; empty where that cannot be told.
+
+    What users' rules do is told best by the graph that they made.
+    """
+    rewritten = bool(lowering.options.rules)
+    try:
+        text = graph_text(lowering.graph if rewritten else lowering.source)
+    except Unknowable:
+        return ""
+    return make_key(source_stamp(), str(lowering.options.settings.code_key),
+                    "rewritten" if rewritten else "", text, str(lowering.strides),
+                    str(sorted((notes or {}).items())), chip=lowering.chip)
 
 
-def graph_text(graph: Graph) -> str:
-    """A graph's text with the contents of constants and inner graphs."""
-    parts = [str(graph)]
-    held = [value for node in graph.nodes for value in node.attrs.values()]
-    parts += array_digests([v for v in held if isinstance(v, np.ndarray)])
-    parts += [graph_text(v) for v in held if isinstance(v, Graph)]
-    return "\n".join(parts)
+def model_key(options: Options, *parts: str) -> str:
+    """A cache key for a model by its digest and what it is compiled with.
+
+    Empty where there are rules of the user's: a digest does not tell what they make of a model.
+    """
+    if options.rules:
+        return ""
+    return make_key(source_stamp(), str(options.settings.code_key), "model", *parts,
+                    chip=options.chip())
 
 
 def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides = (), *,
-                  key: str = "", notes: Mapping[str, Any] | None = None) -> Any:
+                  key: str = "", notes: Mapping[str, Any] | None = None,
+                  options: Options | None = None) -> Any:
     """An executable for a graph, from the disk cache when it was compiled before.
 
     `strides` are those of inputs that are not row major, in elements, None for the others. Which
@@ -288,18 +329,20 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides =
     """
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
-    graph = inlined(graph)  # a composite operator's name does not tell its body
+    options = options or Options.now()
+    chip = chip or options.chip()
+    graph = inlined(graph, options=options)  # a composite operator's name does not tell its body
     if needs_host(graph):
-        return HostedExecutable(graph, compile_graph)
-    chip = chip or host()
-    key = key or graph_key(graph, chip, strides)
-    known = load_compiled(key)
+        return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options))
+    lowering = Lowering(graph, chip, strides, options)
+    _dump(lowering)
+    key = key or graph_key(lowering, notes)
+    known = load_compiled(key, options)
     if known is not None:
         return known
-    lowering = Lowering(graph, chip, strides)
-    _dump(lowering)
     artifact = replace(lowering.artifact(), notes=dict(notes or {}))
-    stored = default_cache().store(key, partial(artifacts.write, artifact))
+    stored = default_cache(options.settings).store(key, partial(artifacts.write, artifact)) if (
+        key) else None
     if stored is not None and artifact.constants:
         # What is mapped from the file need not be packed into memory once more.
         with contextlib.suppress(OSError):
@@ -312,10 +355,10 @@ def compiling_elsewhere() -> AbstractContextManager[None]:
     return worker.elsewhere()
 
 
-def load_compiled(key: str) -> Executable | None:
-    """What was compiled under a key, if the cache still has it."""
-    cache = default_cache()
-    stored = cache.find(key)
+def load_compiled(key: str, options: Options) -> Executable | None:
+    """What was compiled under a key, if it has one and the cache still has that."""
+    cache = default_cache(options.settings)
+    stored = cache.find(key) if key else None
     if stored is None:
         return None
     try:
@@ -326,14 +369,8 @@ def load_compiled(key: str) -> Executable | None:
         return None
 
 
-def model_key(*parts: str) -> str:
-    """A cache key for a model by its digest and what it was compiled with."""
-    return make_key(source_stamp(), str(knobs.code_key), "model", *parts, chip=host())
-
-
 def _dump(lowering: Lowering) -> None:
-    levels: Sequence[str] = [x for x in knobs.dump.split(",") if x]
-    for level in levels:
+    for level in filter(None, lowering.options.settings.dump.split(",")):
         print(level_text(lowering, level))
 
 

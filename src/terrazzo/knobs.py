@@ -4,22 +4,30 @@
 
     knobs.threads                       # a plain attribute: read it at every call
     with knobs.override(threads=1): ...
+    knobs.now                           # all settings at this moment, as a value that stays
 
-Settings are process-wide, overrides included: a `with` in one thread is seen by all. That keeps
-reading one attribute load, and matches what the settings steer (one pool, one cache).
+What steers runs (threads, spin, profile) is process-wide, overrides included, as is what it
+steers: one pool. What steers compilations is process-wide too, except that a thread with a `with`
+of its own sees that one first, so that threads may compile under different settings. A
+compilation takes `now` when it begins and hands that down: no setting changes half-way.
 """
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from terrazzo.errors import KnobError
 
+_log = logging.getLogger("terrazzo")
 DUMP_LEVELS = ("graph", "expr", "loop", "llvm", "asm")
 
 _BOOLEANS = {
@@ -41,11 +49,13 @@ def _knob(
     several: bool = False,
     minimum: int | None = None,
     shapes_code: bool = False,
+    steers_runs: bool = False,
     default_text: str | None = None,
 ) -> Any:
     """Declare one setting: a dataclass field whose metadata is its documentation and its check.
 
-    `several` allows a comma list of choices. `shapes_code` says that compiled code depends on it.
+    `several` allows a comma list of choices. `shapes_code` says that compiled code depends on it,
+    `steers_runs` that it is read at every run, and never when compiling.
     """
     metadata = {
         "meaning": meaning,
@@ -53,6 +63,7 @@ def _knob(
         "several": several,
         "minimum": minimum,
         "shapes_code": shapes_code,
+        "steers_runs": steers_runs,
         "default_text": default_text,
     }
     if callable(default):
@@ -72,11 +83,13 @@ class KnobRow:
     meaning: str
 
 
-@dataclass(init=False, repr=False, eq=False)
+@dataclass(frozen=True, repr=False)
 class Settings:
     """The table of settings: name, type, default, meaning and what is allowed."""
 
-    threads: int = _knob(0, "worker threads; 0 means every core the process may use", minimum=0)
+    threads: int = _knob(
+        0, "worker threads; 0 means every core the process may use", minimum=0, steers_runs=True
+    )
     vector_bits: int = _knob(
         0,
         "width of vector registers to generate code for; 0 means the host's best",
@@ -93,7 +106,8 @@ class Settings:
         8192, "size the compile cache is trimmed to, oldest entries first", minimum=1
     )
     spin: int = _knob(
-        20000, "turns an idle pool thread spins for new work before it sleeps", minimum=0
+        20000, "turns an idle pool thread spins for new work before it sleeps", minimum=0,
+        steers_runs=True,
     )
     dump: str = _knob(
         "",
@@ -110,7 +124,7 @@ class Settings:
         choices=("auto", "never", "always"),
         shapes_code=True,
     )
-    profile: bool = _knob(False, "time every kernel as it runs")
+    profile: bool = _knob(False, "time every kernel as it runs", steers_runs=True)
     sanitize: bool = _knob(
         False, "check what Triton kernels do to memory as they run", shapes_code=True
     )
@@ -120,6 +134,11 @@ class Settings:
         choices=("none", "basic", "extended", "layout", "all"),
         shapes_code=True,
     )
+
+    @cached_property
+    def code_key(self) -> tuple[Any, ...]:
+        """The settings that compiled code depends on: a part of every cache key."""
+        return tuple(getattr(self, k.name) for k in _TABLE if k.metadata["shapes_code"])
 
 
 def _variable(knob: Field[Any]) -> str:
@@ -197,15 +216,54 @@ def _knob_named(name: str) -> Field[Any]:
 
 
 _TABLE: tuple[Field[Any], ...] = fields(Settings)
+_OTHER_VARIABLES = ("TZ_DEBUG",)  # of the command line alone
+_READ_AT_RUNS = frozenset(knob.name for knob in _TABLE if knob.metadata["steers_runs"])
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    return {knob.name: getattr(settings, knob.name) for knob in _TABLE}
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    return Settings(**values)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables that look like settings and are none: misspelt ones would silently do nothing."""
+    known = {*_OTHER_VARIABLES, *map(_variable, _TABLE)}
+    return [name for name in environment if name.startswith("TZ_") and name not in known]
+
+
+def _warn_of_unknown(environment: Mapping[str, str]) -> None:
+    known = [_variable(knob) for knob in _TABLE]
+    for name in unknown_variables(environment):
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+        _log.warning("there is no setting %s; the nearest is %s (see `tz knobs`)", name, nearest)
+
+
+class _Own:
+    """The overrides of one thread (or task) that are open, and what they make of the settings."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self._made: tuple[Settings, Settings] | None = None
+
+    def over(self, base: Settings) -> Settings:
+        """The settings as this thread sees them, made once for each state of the others."""
+        made = self._made
+        if made is None or made[0] is not base:
+            made = self._made = base, _settings({**_values(base), **self.values})
+        return made[1]
 
 
 class Knobs(Settings):
-    """The settings in force, as plain attributes."""
+    """The settings in force, as attributes."""
 
-    code_key: tuple[Any, ...]  # those that compiled code depends on: a part of every cache key
     _lock: threading.RLock
     _settled: dict[str, Any]  # the values outside every `with`
     _overrides: list[dict[str, Any]]  # of the `with`s now open, oldest first
+    _base: Settings  # what threads without a `with` of their own see
+    _own: ContextVar[_Own | None]
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         given = os.environ if environment is None else environment
@@ -215,16 +273,36 @@ class Knobs(Settings):
             else _default(knob)
             for knob in _TABLE
         }
-        self.__dict__.update(_lock=threading.RLock(), _settled=settled, _overrides=[])
+        _warn_of_unknown(given)
+        self.__dict__.update(_lock=threading.RLock(), _settled=settled, _overrides=[],
+                             _own=ContextVar("own", default=None))
         self._publish()
 
+    @property
+    def now(self) -> Settings:
+        """All settings as this thread sees them at this moment.
+
+        The same object for as long as nothing changes, so one comparison notices any change.
+        """
+        own = self._own.get()
+        return self._base if own is None else own.over(self._base)
+
+    @property
+    def code_key(self) -> tuple[Any, ...]:
+        """The settings that compiled code depends on."""
+        return self.now.code_key
+
+    def renew(self) -> None:
+        """Make `now` another object: what was compiled so far would be compiled differently."""
+        with self._lock:
+            self._publish()
+
     def _publish(self) -> None:
-        """Copy the values in force into plain attributes, where reading them costs nothing."""
+        """Make the settings in force known; those read at every run as plain attributes."""
         values = dict(self._settled)
         for override in self._overrides:
             values.update(override)
-        code_key = tuple(values[knob.name] for knob in _TABLE if knob.metadata["shapes_code"])
-        self.__dict__.update(values, code_key=code_key)
+        self.__dict__.update({k: values[k] for k in _READ_AT_RUNS}, _base=_settings(values))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Change a setting for good; an open `override` of it stays in force until it ends."""
@@ -235,18 +313,23 @@ class Knobs(Settings):
 
     @contextmanager
     def override(self, **values: Any) -> Iterator[Knobs]:
-        """Change settings for the length of a `with`, in every thread of the process.
+        """Change settings for the length of a `with`.
 
-        Overrides may nest and, from several threads, overlap in any order: the latest one still
-        open wins, and when all have ended the settled values are back.
+        Overrides may nest and, from several threads, overlap in any order. A thread compiles
+        under its own latest one; all else goes by the latest of any thread that is still open,
+        and when all have ended the settled values are back.
         """
         checked = {name: _checked(_knob_named(name), value, name) for name, value in values.items()}
+        before = self._own.get()
+        mine = {k: v for k, v in checked.items() if k not in _READ_AT_RUNS}
         with self._lock:
             self._overrides.append(checked)
             self._publish()
+        self._own.set(_Own({**(before.values if before else {}), **mine}))
         try:
             yield self
         finally:
+            self._own.set(before)
             with self._lock:
                 # By identity: an equal override of another thread is not ours to end.
                 self._overrides[:] = [entry for entry in self._overrides if entry is not checked]
@@ -271,6 +354,12 @@ class Knobs(Settings):
         return f"Knobs({', '.join(values)})"
 
 
+def _property_of(name: str) -> property:
+    return property(lambda self: getattr(self.now, name))
+
+
+for _name in (knob.name for knob in _TABLE if knob.name not in _READ_AT_RUNS):
+    setattr(Knobs, _name, _property_of(_name))
 knobs = Knobs()
 
 

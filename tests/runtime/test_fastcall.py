@@ -18,7 +18,7 @@ def test_layouts_have_entries_of_their_own(rng: np.random.Generator) -> None:
     for view in (x, x.T, x[::2], x[:, ::-1]):
         np.testing.assert_array_equal(double(view), view * 2)
         np.testing.assert_array_equal(double(view), view * 2)
-    assert len(double.entries) == 4
+    assert len(double.table.entries) == 4
 
 
 def test_values_between_kernels_and_several_results(rng: np.random.Generator) -> None:

@@ -98,7 +98,7 @@ def test_profiling_changes_no_code() -> None:
     function = tz.jit(lambda x: x + 1.0)
     x = np.ones(3, np.float32)
     function(x)
-    entries = function.entries
+    entries = function.table.entries
     with tz.profile():
         function(x)
-        assert function.entries is entries
+        assert function.table.entries is entries

@@ -45,9 +45,9 @@ _GBPS_PER_CORE, _GBPS_PER_SOCKET = 18.0, 250.0
 _LAUNCH_COST_US = 0.3
 
 
-def host() -> ChipSpec:
+def host(vector_bits: int | None = None) -> ChipSpec:
     """Describe the processor we run on, with vectors as wide as `knobs.vector_bits` allows."""
-    return _host(knobs.vector_bits)
+    return _host(knobs.vector_bits if vector_bits is None else vector_bits)
 
 
 @lru_cache(maxsize=8)

@@ -29,6 +29,7 @@ import numpy as np
 from terrazzo.errors import ArgumentError, CompileError
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, trace_scope
 from terrazzo.index import proves_eq
+from terrazzo.knobs import knobs
 
 LEVELS = ("none", "basic", "extended", "layout", "all")
 COMMUTATIVE = frozenset({
@@ -370,6 +371,7 @@ def rewrite_rule(pattern: Apply, *, level: str = "basic", name: str | None = Non
         rule = Rule(name or build.__name__.replace("_", " "), pattern, build, level,
                     inspect.getdoc(build) or "")
         _user_rules[:] = [r for r in _user_rules if r.name != rule.name] + [rule]
+        knobs.renew()  # what was compiled without it is not what would be compiled now
         return rule
 
     return make

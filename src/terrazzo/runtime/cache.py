@@ -26,7 +26,7 @@ import numpy as np
 
 from terrazzo.chips.cpu import host, llvmlite_version
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.knobs import knobs
+from terrazzo.knobs import Settings, knobs
 from terrazzo.version import __version__
 
 _log = logging.getLogger("terrazzo")
@@ -256,9 +256,10 @@ class NoCache(Cache):
         return None
 
 
-def default_cache() -> Cache:
-    """Give the cache that `knobs.cache`, `knobs.cache_dir` and `knobs.cache_limit_mb` ask for."""
-    return _cache_for(knobs.cache_dir, knobs.cache_limit_mb) if knobs.cache else _no_cache
+def default_cache(settings: Settings | None = None) -> Cache:
+    """Give the cache that the settings `cache`, `cache_dir` and `cache_limit_mb` ask for."""
+    now = settings or knobs.now
+    return _cache_for(now.cache_dir, now.cache_limit_mb) if now.cache else _no_cache
 
 
 _no_cache = NoCache()

@@ -133,10 +133,11 @@ def _pool() -> _Pool:
 
 def _object_code() -> bytes:
     text = pool_ir(_system())
-    cache, key = default_cache(), make_key("pool", text)
+    chip = host()
+    cache, key = default_cache(), make_key("pool", text, chip=chip)
     code = cache.get(key)
     if code is None:
-        code = jit.compile_object(text, host())
+        code = jit.compile_object(text, chip)
         cache.put(key, code)
     return code
 

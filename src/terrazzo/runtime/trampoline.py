@@ -46,10 +46,11 @@ class _Trampoline:
 
     def __init__(self, objects: int, integers: int):
         text = trampoline_ir(objects, integers)
-        store, key = default_cache(), make_key("trampoline", text)
+        chip = host()
+        store, key = default_cache(), make_key("trampoline", text, chip=chip)
         code = store.get(key)
         if code is None:
-            code = jit.compile_object(text, host())
+            code = jit.compile_object(text, chip)
             store.put(key, code)
         self.library = jit.load_object(code, exports=("tz_trampoline",))
         self.method = _MethodDef(b"native", self.library.address("tz_trampoline"),

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from terrazzo.chips.cpu import host
 from terrazzo.compiler import Lowering
 from terrazzo.frontends.onnx.functions import has_function
 from terrazzo.frontends.onnx.model import node_text
 from terrazzo.graph.rewrite import Applied
 from terrazzo.index import Index
-from terrazzo.knobs import knobs
 from terrazzo.session.host import CONTROL
 from terrazzo.session.host_ops import HOST_OPS
 from terrazzo.session.ports import Port
@@ -83,12 +81,12 @@ def report(session: Session) -> ModelReport:
     arena: Index = 0
     rewrites: list[Applied] = []
     if session.imported is not None and session.imported.outputs:
-        with knobs.override(opt_level=session.level):
-            lowering = Lowering(session.imported.graph, host())
-            rewrites = lowering.rewrites
-            kernels, arena = len(lowering.calls), lowering.plan.arena
-            for call in lowering.calls:
-                flops = flops + call.function.flops
+        lowering = Lowering(session.imported.graph, session.options.chip(),
+                            options=session.options)
+        rewrites = lowering.rewrites
+        kernels, arena = len(lowering.calls), lowering.plan.arena
+        for call in lowering.calls:
+            flops = flops + call.function.flops
     return ModelReport(
         model.where, dict(model.opsets), session.inputs, session.outputs,
         Counter(n.op_type for n in model.graph.node),

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.chips.cpu import host
 from terrazzo.compiler import (
     Lowering,
+    Options,
     compile_graph,
     compiling_elsewhere,
     inlined,
@@ -21,13 +21,13 @@ from terrazzo.compiler import (
     model_key,
 )
 from terrazzo.errors import CompileError, TerrazzoError, UnsupportedOperator
-from terrazzo.frontends.onnx import convert
+from terrazzo.frontends.onnx import convert, registry
 from terrazzo.frontends.onnx.export import export
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import Model, load_model
 from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.index import Index, IndexExpr, Var
-from terrazzo.knobs import knobs
+from terrazzo.runtime.content import is_ours
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.profile import Profile
 from terrazzo.session.block import Block, Setting, log
@@ -49,7 +49,7 @@ class Session:
         `level` (of rewrites) are the knobs' where not given; `sizes` fixes symbolic dimensions.
         """
         self.model: Model = load_model(source)
-        self.threads, self.level = threads, level or knobs.opt_level
+        self.threads, self.options = threads, Options.now(level)
         self.sizes = dict(sizes or {})
         self.profiles: list[Profile] | None = [] if profile else None
         graph = self.model.graph
@@ -67,16 +67,15 @@ class Session:
                 self.whole = CompiledModel(executable, threads=threads, profiles=self.profiles)
 
     def _compile(self, graph: Graph, key: str = "", notes: Mapping[str, Any] | None = None) -> Any:
-        with knobs.override(opt_level=self.level):
-            try:
-                return compile_graph(graph, key=key, notes=notes)
-            except (TerrazzoError, KeyboardInterrupt):
-                raise
-            except Exception as error:
-                raise CompileError(
-                    f"compiling {graph.name} failed inside terrazzo: {type(error).__name__}: "
-                    f"{error}", where=self.model.where,
-                    hint="this is a mistake of ours, or of the model; please report it") from error
+        try:
+            return compile_graph(graph, key=key, notes=notes, options=self.options)
+        except (TerrazzoError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise CompileError(
+                f"compiling {graph.name} failed inside terrazzo: {type(error).__name__}: "
+                f"{error}", where=self.model.where,
+                hint="this is a mistake of ours, or of the model; please report it") from error
 
     def _call(self, executable: Any, arrays: Sequence[Any]) -> list[Any]:
         """Run a compiled part with this session's threads, recording it where that is wanted."""
@@ -115,12 +114,13 @@ class Session:
 
     def _compile_whole(self) -> Executable | None:
         """The model as one executable, from the cache if it was compiled before."""
-        with knobs.override(opt_level=self.level):
-            key = model_key(self.model.digest, str(sorted(self.sizes.items())))
-            known = load_compiled(key)
-            if known is not None:
-                return known
-        with knobs.override(opt_level=self.level), compiling_elsewhere():
+        # A model's digest does not tell what a user's operator computes; its graph does.
+        key = "" if _uses_foreign(self.model) else model_key(
+            self.options, self.model.digest, str(sorted(self.sizes.items())))
+        known = None if self.options.settings.dump else load_compiled(key, self.options)
+        if known is not None:
+            return known
+        with compiling_elsewhere():
             imported = self.imported
             if imported is None or imported.put_off or set(imported.outputs) != {
                     o.name for o in self.outputs}:
@@ -143,8 +143,8 @@ class Session:
         if imported is None or imported.put_off:
             raise UnsupportedOperator("only a model that compiles as a whole can be written",
                                       where=self.model.where, hint="see tz info")
-        with knobs.override(opt_level=self.level):
-            graph = Lowering(inlined(imported.graph), host()).graph
+        graph = Lowering(inlined(imported.graph, options=self.options), self.options.chip(),
+                         options=self.options).graph
         Path(path).write_bytes(export(graph, imported.outputs).SerializeToString())
 
     # ------------------------------------------------------------ running
@@ -166,6 +166,19 @@ class Session:
                 into[name][...] = found[i]
                 found[i] = into[name]
         return found
+
+
+def _uses_foreign(model: Model) -> bool:
+    """Whether any node of a model may be converted by what is not in our sources."""
+    foreign = {domain for domain, _, function in registry.converters() if not is_ours(function)}
+    # Functions of ONNX itself are made of operators of its own domain, whatever a model names.
+    return bool(foreign) and ("" in foreign or not foreign.isdisjoint(_domains(model.graph)))
+
+
+def _domains(graph: Any) -> set[str]:
+    inner = [g for n in graph.node for a in n.attribute
+             for g in ((a.g,) if a.HasField("g") else a.graphs)]
+    return {n.domain for n in graph.node}.union(*map(_domains, inner))
 
 
 def _identifier(name: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.errors import CodegenError
+from terrazzo.knobs import unknown_variables
 
 _log = logging.getLogger("terrazzo")
 _current: ContextVar[Worker | None] = ContextVar("worker", default=None)
@@ -30,9 +31,10 @@ class Worker:
     def __init__(self) -> None:
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+        unknown = unknown_variables(os.environ)  # this process has warned of them already
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path})
+            env={**{k: v for k, v in os.environ.items() if k not in unknown}, "PYTHONPATH": path})
 
     def compile(self, ir_text: str, chip: ChipSpec, opt: str) -> bytes | None:
         """The object code of a module; None where the process is no more."""

@@ -13,7 +13,7 @@ way, and the reason is shown to the user.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -107,6 +107,13 @@ def find(domain: str, operator: str, version: int) -> Converter | None:
         if converter.since <= version < converter.until:
             return converter
     return None
+
+
+def converters() -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Domain, operator and function of every converter."""
+    for (domain, operator), known in _CONVERTERS.items():
+        for converter in known:
+            yield domain, operator, converter.function
 
 
 def converted_operators() -> list[tuple[str, str]]:

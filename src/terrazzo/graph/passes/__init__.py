@@ -11,17 +11,20 @@ from terrazzo.graph.passes.fold import fold_constants
 from terrazzo.graph.passes.inline import inline_composites
 from terrazzo.graph.passes.layout import layout, permuted_elements
 from terrazzo.graph.passes.quantized import quantized
-from terrazzo.graph.rewrite import Applied, sweep
+from terrazzo.graph.rewrite import Applied, RuleTable, sweep, user_rules
 
 __all__ = ["RULES", "algebra", "canonicalize", "common_subexpressions", "fold_constants",
            "inline_composites", "layout", "quantized"]
 
 
-def canonicalize(graph: Graph, level: str = "all") -> tuple[Graph, list[Applied]]:
+def canonicalize(graph: Graph, level: str = "all", added: RuleTable | None = None
+                 ) -> tuple[Graph, list[Applied]]:
     """The graph in primitive operators, constants folded, each thing once, algebra applied.
 
-    Graphs inside nodes (branches, bodies of loops) are brought to the same form.
+    `added` are rules of the user's, by default all that there are now. Graphs inside
+    nodes (branches, bodies of loops) are brought to the same form.
     """
+    added = user_rules() if added is None else added
     log: list[Applied] = []
     moved: float = math.inf  # elements that permutes move since layouts were last chosen
     while True:
@@ -30,17 +33,18 @@ def canonicalize(graph: Graph, level: str = "all") -> tuple[Graph, list[Applied]
         graph = quantized(graph, log, level)  # before weights are folded back into floats
         graph = fold_constants(graph, log)
         graph = common_subexpressions(graph, log)
-        graph = algebra(graph, log, level)
+        graph = algebra(graph, log, level, added)
         applied: list[Applied] = []
         chosen = layout(graph, applied, level)
         if applied and (now := permuted_elements(chosen)) < moved:
             graph, moved = chosen, now
             log += applied
         if len(log) == before:
-            return _canonicalize_inside(graph, level, log), log
+            return _canonicalize_inside(graph, level, added, log), log
 
 
-def _canonicalize_inside(graph: Graph, level: str, log: list[Applied]) -> Graph:
+def _canonicalize_inside(graph: Graph, level: str, added: RuleTable, log: list[Applied]
+                         ) -> Graph:
     done: dict[Graph, Graph] = {}
 
     def visit(node: Node) -> tuple[Value, ...] | None:
@@ -49,7 +53,7 @@ def _canonicalize_inside(graph: Graph, level: str, log: list[Applied]) -> Graph:
             return None
         for g in held.values():
             if g not in done:
-                done[g], applied = canonicalize(g, level)
+                done[g], applied = canonicalize(g, level, added)
                 log.extend(applied)
         attrs = {**node.attrs, **{k: done[g] for k, g in held.items()}}
         return Node(node.op, node.inputs, attrs, node.types, node.where).outputs

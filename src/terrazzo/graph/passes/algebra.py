@@ -257,9 +257,10 @@ CONVERSIONS = RuleTable((
 RULES = NEUTRAL + SIGNS + TWICE + POWERS + CHOICES + CONVERSIONS + MOVEMENT
 
 
-def algebra(graph: Graph, log: list[Applied] | None = None, level: str = "all") -> Graph:
+def algebra(graph: Graph, log: list[Applied] | None = None, level: str = "all",
+            added: RuleTable | None = None) -> Graph:
     """Apply the rules of this room, and those that users added, up to a level."""
-    graph, applied = rewrite(graph, RULES + user_rules(), level)
+    graph, applied = rewrite(graph, RULES + (user_rules() if added is None else added), level)
     if log is not None:
         log.extend(applied)
     return graph
