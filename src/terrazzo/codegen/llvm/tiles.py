@@ -16,6 +16,7 @@ from terrazzo.codegen.llvm.builder import Builder, Module, Val, const, iota, vec
 from terrazzo.codegen.llvm.convert import to_f32
 from terrazzo.codegen.llvm.int8_tile import emit_integer_tile
 from terrazzo.codegen.llvm.scalars import memory_type
+from terrazzo.codegen.llvm.sum_blocks import SUM_STEPS, SUM_VECTORS, in_blocks
 from terrazzo.codegen.llvm.tile_transpose import emit_transposed_copy
 from terrazzo.codegen.llvm.window_tile import emit_window_tile
 
@@ -126,7 +127,8 @@ class _Fma:
         a_rows = [b.mul(lda, r) for r in range(self.mr)]
         zero = const(vec(self.elems[0], self.width), 0.0)
         far = b.mul(ldb, _ROWS_AHEAD)
-        start = [zero] * (self.mr * len(masks))
+        places = [(b.gep(self.elems[0], row, v * self.width), mask)
+                  for row in c_rows for v, mask in enumerate(masks)]
 
         def step(_: Val, state: list[Val]) -> list[Val]:
             pa, pb, later, *sums = state
@@ -147,10 +149,13 @@ class _Fma:
             return [b.gep(self.elems[1], pa, a_step), b.gep(self.elems[2], pb, ldb),
                     b.gep(self.elems[2], later, share, inbounds=False), *sums]
 
-        _, _, _, *sums = b.loop(0, k, 1, step, [a, right, soon, *start])
-        places = [(b.gep(self.elems[0], row, v * self.width), mask)
-                  for row in c_rows for v, mask in enumerate(masks)]
-        _finish(b, accumulate, sums, places, _FLOATS[self.elems[0]])
+        def block(start: Val, end: Val, is_first: Val, state: list[Val]) -> list[Val]:
+            pa, pb, later, *sums = b.loop(start, end, 1, step, [*state, *[zero] * len(places)])
+            _finish(b, b.or_(accumulate, b.xor(is_first, True)), sums, places,
+                    _FLOATS[self.elems[0]])
+            return [pa, pb, later]
+
+        in_blocks(b, k, SUM_STEPS, [a, right, soon], block)
 
     def masks(self, b: Builder, live: Val | None) -> list[Val | None]:
         """One mask a vector of columns; None where all its lanes are there."""
@@ -204,7 +209,9 @@ def _dot_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     if elems is None:
         return False
     width = emitter.chip.lanes(8 * _FLOATS[elems[0]])
-    if nr & (nr - 1) or nr > width or mr * nr + nr + 1 > emitter.chip.vector_registers:
+    # One row uses each vector of B once, straight from memory; more rows keep it in a register.
+    registers = mr * nr + (nr if mr > 1 else 1) + 1
+    if nr & (nr - 1) or nr > width or registers > emitter.chip.vector_registers:
         return False
     sizes = [emitter.index(s, scope) for s in tile.sizes]
     name = f"dot_{mr}x{nr}_{'_'.join(elems)}{'_masked' if len(sizes) > 4 else ''}"
@@ -241,15 +248,23 @@ class _Dot:
                 return sums
             return body
 
-        whole = b.and_(k, -self.width)
-        sums = b.loop(0, whole, self.width, step(None), [zero] * (self.mr * self.nr))
-        sums = b.loop(whole, k, self.width, step(_mask(b, self.width, b.sub(k, whole))), sums)
-        totals = _add_lanes(b, sums)
         mask = _mask(b, self.nr, live[0]) if live else None
         starts = range(0, self.mr * self.nr, self.nr)
-        rows = [_slice(b, totals[at // self.width], at % self.width, self.nr) for at in starts]
         places = [(b.gep(self.elems[0], c, b.mul(ldc, r)), mask) for r in range(self.mr)]
-        _finish(b, accumulate, rows, places, _FLOATS[self.elems[0]])
+        whole = b.and_(k, -self.width)
+        edge = _mask(b, self.width, b.sub(k, whole))
+
+        def block(start: Val, end: Val, is_first: Val, _: list[Val]) -> list[Val]:
+            stop = b.smin(end, whole)
+            sums = b.loop(start, stop, self.width, step(None), [zero] * (self.mr * self.nr))
+            sums = b.loop(stop, end, self.width, step(edge), sums)
+            totals = _add_lanes(b, sums)
+            rows = [_slice(b, totals[at // self.width], at % self.width, self.nr) for at in starts]
+            _finish(b, b.or_(accumulate, b.xor(is_first, True)), rows, places,
+                    _FLOATS[self.elems[0]])
+            return []
+
+        in_blocks(b, k, SUM_VECTORS * self.width, [], block)
 
     def load(self, b: Builder, which: int, base: Val, at: Val, mask: Val | None) -> Val:
         elem = self.elems[which]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from terrazzo.codegen.llvm.builder import Builder, Val, const, iota, vec
 from terrazzo.codegen.llvm.convert import to_f32
 from terrazzo.codegen.llvm.scalars import from_memory, memory_type, to_memory
-from terrazzo.index import Var
+from terrazzo.codegen.llvm.sum_blocks import WINDOW_STEPS, in_blocks, last_block
+from terrazzo.index import Var, bounds
 from terrazzo.scalar import format_scalar
 
 if TYPE_CHECKING:
@@ -91,12 +92,9 @@ class _Window:
         c_rows = [b.gep(elem, c, offset) for offset in pixels(0)]
         offsets = [pixels(i + 2) for i in range(len(operands))]
         self.ask_for(b, operands, offsets, nr)
-        zero = const(vec(elem, self.width), 0.0)
-        state = [zero] * (len(c_rows) * len(masks))
-        if asked is not None:
-            state.append(asked[0])
-        sums = self.window(b, a, right, levels, pixels(1), masks, state,
-                           None if asked is None else asked[1])[:len(c_rows) * len(masks)]
+        soon = [] if asked is None else [asked[0]]
+        sums = self.total(b, a, right, levels, pixels(1), masks, soon,
+                          None if asked is None else asked[1])
         places = [(r, v, b.gep(elem, row, v * self.width)) for r, row in enumerate(c_rows)
                   for v in range(len(masks))]
         if facts["accumulate"]:
@@ -108,6 +106,70 @@ class _Window:
             self.store(b, value, p, masks[v])
 
     # ------------------------------------------------------------ sums
+    def total(self, b: Builder, a: Val, right: Val, levels: Sequence[tuple[Val, Val, Val]],
+              rows: Sequence[Val], masks: Sequence[Val | None], soon: list[Val],
+              share: Val | None) -> list[Val]:
+        """The sums of all products under the window, long ones in blocks.
+
+        A block is as many of the innermost levels as it may hold, or a piece of the innermost.
+        """
+        zero = const(vec(self.elems[0], self.width), 0.0)
+        count = len(rows) * len(masks)
+        outer = self.outer_levels()
+        if outer == 0:
+            return self.window(b, a, right, levels, rows, masks, [zero] * count + soon,
+                               share)[:count]
+        kept = b.alloca(vec(self.elems[0], self.width), count)
+        places = [b.gep(vec(self.elems[0], self.width), kept, i) for i in range(count)]
+        align = self.width * _FLOATS[self.elems[0]]
+        for place in places:
+            b.store(zero, place, align)
+
+        def block(a: Val, right: Val, levels: Sequence[tuple[Val, Val, Val]], soon: list[Val]
+                  ) -> list[Val]:
+            found = self.window(b, a, right, levels, rows, masks, [zero] * count + soon, share)
+            for value, place in zip(found[:count], places, strict=False):
+                b.store(b.fadd(b.load(value.ty, place, align), value), place, align)
+            return found[count:]
+
+        def pieces(a: Val, right: Val, level: tuple[Val, Val, Val], soon: list[Val]) -> list[Val]:
+            steps, a_step, b_step = level
+
+            def piece(start: Val, end: Val, _: Val, soon: list[Val]) -> list[Val]:
+                return block(b.gep(self.elems[1], a, b.mul(start, a_step), inbounds=False),
+                             b.gep(self.elems[2], right, b.mul(start, b_step), inbounds=False),
+                             [(b.sub(end, start), a_step, b_step)], soon)
+
+            return in_blocks(b, steps, WINDOW_STEPS, soon, piece)
+
+        def around(a: Val, right: Val, level: int, soon: list[Val]) -> list[Val]:
+            if level == len(levels) - 1 < outer:
+                return pieces(a, right, levels[-1], soon)
+            if level == outer:
+                return block(a, right, levels[outer:], soon)
+            steps, a_step, b_step = levels[level]
+
+            def step(_: Val, state: list[Val]) -> list[Val]:
+                pa, pb, *soon = state
+                soon = around(pa, pb, level + 1, soon)
+                return [b.gep(self.elems[1], pa, a_step, inbounds=False),
+                        b.gep(self.elems[2], pb, b_step, inbounds=False), *soon]
+
+            return b.loop(0, steps, 1, step, [a, right, *soon])[2:]
+
+        around(a, right, 0, soon)
+        return [b.load(zero.ty, place, align) for place in places]
+
+    def outer_levels(self) -> int:
+        """How many levels are around a block of a sum: 0 if all is one block."""
+        facts, steps = self.tile.constants, 1
+        for level in reversed(range(int(facts["levels"]))):
+            most = bounds(self.tile.sizes[1 + 3 * level])[1]
+            if most is None or steps * most > last_block(WINDOW_STEPS):
+                return 0 if facts["lanewise"] else level + 1
+            steps *= most
+        return 0
+
     def window(self, b: Builder, a: Val, right: Val, levels: Sequence[tuple[Val, Val, Val]],
                rows: Sequence[Val], masks: Sequence[Val | None], sums: list[Val],
                share: Val | None) -> list[Val]:
