@@ -24,6 +24,7 @@ from terrazzo.graph.fusion import Fused, Group, fuse, takes_strides
 from terrazzo.graph.ir import Graph, Node
 from terrazzo.graph.passes import canonicalize, inline_composites
 from terrazzo.graph.passes.cse import frozen
+from terrazzo.graph.passes.inline import in_bodies
 from terrazzo.graph.passes.recognize import recognize
 from terrazzo.graph.rewrite import Applied, RuleTable, user_rules
 from terrazzo.index import Index, Var
@@ -207,25 +208,30 @@ class Lowering:
                   for name, f in calls),
             tuple(sorted(self.chip.features)), self.chip.llvm_triple,
             jit.compile_object(self.llvm, self.chip),
-            self._constants(), self.input_strides)
+            self.constants(), self.input_strides)
 
-    def _constants(self) -> tuple[Constant, ...]:
+    def constants(self) -> tuple[Constant, ...]:
+        """The constants as kernels want them, in the order of their numbers."""
         sources = list(self.fused.constants.values())
         return tuple(Constant(sources[number], packing) for number, packing in self._stored)
 
 
 def _copy_call(source: Argument, output: int, inputs: int, value: Any) -> Call:
     """An output that is an input, a constant or another output: copied at the end."""
+    function = copy_function(f"k_copy_{output}", value)
+    return Call(function, (source, Argument("slot", inputs + output)), function.name)
+
+
+def copy_function(name: str, value: Any) -> Function:
+    """A kernel that copies a value."""
     from terrazzo.loop.ir import For, Store
 
     size = num_elements(value.shape)
     x, y = Buffer("x", value.dtype, size), Buffer("y", value.dtype, size)
     i = Var("i", 0, max(size - 1, 0) if isinstance(size, int) else None)
     dims = tuple(sorted({v for n in value.shape for v in _free(n)}, key=lambda v: v.name))
-    function = Function(f"k_copy_{output}", (x, y), dims,
-                        For(i, 0, size, Store(y, i, x[i]), "vector"), "copy",
-                        bytes=2 * size * value.dtype.itemsize)
-    return Call(function, (source, Argument("slot", inputs + output)), function.name)
+    return Function(name, (x, y), dims, For(i, 0, size, Store(y, i, x[i]), "vector"), "copy",
+                    bytes=2 * size * value.dtype.itemsize)
 
 
 def _free(index: Index) -> set[Var]:
@@ -237,8 +243,10 @@ def _free(index: Index) -> set[Var]:
 def inlined(graph: Graph, log: list[Applied] | None = None, options: Options | None = None
             ) -> Graph:
     """A graph of primitives and of those composite operators that have a kernel of their own."""
-    graph = recognize(graph, log, (options or Options.now()).level)
-    return inline_composites(graph, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
+    options = options or Options.now()
+    graph = recognize(graph, log, options.level)
+    graph = inline_composites(graph, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
+    return in_bodies(graph, lambda body: inlined(body, log, options))
 
 
 # ---------------------------------------------------------------- groups
@@ -327,20 +335,24 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides =
     of them the executable takes is for it to say; the rest must be made row major. `key` names
     the graph for `load_compiled`, by default by its contents; `notes` are kept with the code.
     """
+    from terrazzo.control_flow import ControlLowering, is_native
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
     options = options or Options.now()
     chip = chip or options.chip()
     graph = inlined(graph, options=options)  # a composite operator's name does not tell its body
-    if needs_host(graph):
+    controlled = needs_host(graph)
+    if controlled and not is_native(graph):
         return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options))
     lowering = Lowering(graph, chip, strides, options)
-    _dump(lowering)
+    if not controlled:
+        _dump(lowering)
     key = key or graph_key(lowering, notes)
     known = load_compiled(key, options)
     if known is not None:
         return known
-    artifact = replace(lowering.artifact(), notes=dict(notes or {}))
+    made = ControlLowering(graph, chip, options) if controlled else lowering
+    artifact = replace(made.artifact(), notes=dict(notes or {}))
     stored = default_cache(options.settings).store(key, partial(artifacts.write, artifact)) if (
         key) else None
     if stored is not None and artifact.constants:

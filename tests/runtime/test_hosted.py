@@ -1,4 +1,4 @@
-"""Control flow on the host around compiled bodies: values, gradients, symbolic sizes, torch."""
+"""Control flow, native and on the host: values, gradients, symbolic sizes, torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo import control_flow
 from terrazzo.compiler import compile_graph
 from terrazzo.dtypes import bool_, float32
 from terrazzo.graph.autodiff import vjp_graph
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.graph.trace import trace
+from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.hosted import HostedExecutable, needs_host, to_numpy
 from terrazzo.shapes import dim
+
+
+@pytest.fixture(params=["native", "host"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to run control flow; the host's is for graphs with operators of its own."""
+    if request.param == "host":
+        monkeypatch.setattr(control_flow, "is_native", lambda graph: False)
+    return str(request.param)
 
 
 def graph_of(function: Any, *types: TensorType) -> Graph:
@@ -46,11 +56,11 @@ def recurrence(h: Any, xs: Any, w: Any) -> Any:
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_only_one_branch_runs(flag: bool, rng: np.random.Generator) -> None:
+def test_only_one_branch_runs(flag: bool, way: str, rng: np.random.Generator) -> None:
     graph = graph_of(choose, TensorType((), bool_), floats(5))
     assert needs_host(graph)
     executable = compile_graph(graph)
-    assert isinstance(executable, HostedExecutable)
+    assert isinstance(executable, HostedExecutable if way == "host" else Executable)
     x = rng.normal(size=5).astype(np.float32)
     (got,) = executable.run([np.bool_(flag), x])
     expected = (np.exp(x) * x.sum() if flag else x - 1) * 2

@@ -40,29 +40,11 @@ class HostedExecutable:
 
     def __init__(self, graph: Graph, compile_graph: Compile):
         self.graph, self.name = graph, graph.name
-        self.compile = compile_graph
         # what runs, the values it takes, the values it gives
-        self.steps: list[tuple[_Step, tuple[Value, ...], tuple[Value, ...]]] = []
-        known: set[Value] = set(graph.inputs)
-        for node in graph.nodes:
-            if on_host(node):
-                inputs = tuple(v for v in node.inputs if v is not None)
-                self._segment(inputs, known)
-                self.steps.append((_host_step(node, compile_graph), inputs, node.outputs))
-                known |= set(node.outputs)
-        self._segment(graph.outputs, known)
-
-    def _segment(self, wanted: Sequence[Value], known: set[Value]) -> None:
-        """Compile what is needed for some values from those already known."""
-        missing = tuple(dict.fromkeys(v for v in wanted if v not in known))
-        if not missing:
-            return
-        leaves = _leaves(missing, known)
-        fresh = {v: Value(v.type, name=v.name or f"v{i}") for i, v in enumerate(leaves)}
-        piece = Graph(f"{self.name}_{len(self.steps)}", tuple(fresh.values()),
-                      _copy(missing, fresh))
-        self.steps.append((_Piece(piece, self.compile), tuple(leaves), missing))
-        known |= set(missing)
+        self.steps: list[tuple[_Step, tuple[Value, ...], tuple[Value, ...]]] = [
+            (_Piece(part, compile_graph) if isinstance(part, Graph)
+             else _host_step(part, compile_graph), inputs, outputs)
+            for part, inputs, outputs in pieces(graph)]
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """The outputs for the given inputs, as torch tensors when any input is one."""
@@ -103,7 +85,7 @@ class _Piece:
         # A size that no input shows cannot be found at run time: such a graph is compiled for
         # every value of its sizes.
         shown = {n for v in graph.inputs for n in v.shape if isinstance(n, Var)}
-        self.hidden = sorted(_dims_of(graph) - shown, key=lambda d: d.name)
+        self.hidden = sorted(sizes_in(graph) - shown, key=lambda d: d.name)
         self.executables: dict[tuple[int, ...], Any] = {}
         self.entries: dict[Any, Callable[..., Any]] = {}
 
@@ -122,7 +104,12 @@ class _Piece:
         return result
 
 
-def _dims_of(graph: Graph) -> set[Var]:
+def graphs_in(node: Node) -> list[Graph]:
+    """The branches or bodies that a node holds."""
+    return [v for v in node.attrs.values() if isinstance(v, Graph)]
+
+
+def sizes_in(graph: Graph) -> set[Var]:
     """Every symbolic size that a graph mentions."""
     found: set[Var] = set()
     for value in (*graph.inputs, *graph.outputs, *(v for n in graph.nodes for v in n.outputs)):
@@ -130,6 +117,8 @@ def _dims_of(graph: Graph) -> set[Var]:
     for node in graph.nodes:
         for index in _indices(tuple(node.attrs.values())):
             found |= free_vars(index)
+        for inner in graphs_in(node):
+            found |= sizes_in(inner)
     return found
 
 
@@ -219,6 +208,36 @@ _CONTROL: dict[str, Callable[[Node, Compile], _Step]] = {
 
 
 # ---------------------------------------------------------------- cutting
+def pieces(graph: Graph) -> list[tuple[Graph | Node, tuple[Value, ...], tuple[Value, ...]]]:
+    """A graph cut at the nodes that no kernel computes.
+
+    Such nodes and the graphs between them in the order they run, each with the values of the whole
+    graph that it takes and those that it gives.
+    """
+    found: list[tuple[Graph | Node, tuple[Value, ...], tuple[Value, ...]]] = []
+    known: set[Value] = set(graph.inputs)
+
+    def segment(wanted: Sequence[Value]) -> None:
+        """What is needed for some values from those already known."""
+        missing = tuple(dict.fromkeys(v for v in wanted if v not in known))
+        if not missing:
+            return
+        leaves = _leaves(missing, known)
+        fresh = {v: Value(v.type, name=v.name or f"v{i}") for i, v in enumerate(leaves)}
+        piece = Graph(f"{graph.name}_{len(found)}", tuple(fresh.values()), _copy(missing, fresh))
+        found.append((piece, tuple(leaves), missing))
+        known.update(missing)
+
+    for node in graph.nodes:
+        if on_host(node):
+            inputs = tuple(v for v in node.inputs if v is not None)
+            segment(inputs)
+            found.append((node, inputs, node.outputs))
+            known.update(node.outputs)
+    segment(graph.outputs)
+    return found
+
+
 def _leaves(wanted: Sequence[Value], known: set[Value]) -> list[Value]:
     found: dict[Value, None] = {}
     seen: set[Value] = set()
@@ -289,4 +308,5 @@ def to_torch(x: np.ndarray) -> Any:
         return torch.from_numpy(x.view(bits)).view(getattr(torch, as_dtype(x.dtype).name))
 
 
-__all__ = ["HostedExecutable", "needs_host", "to_numpy", "to_torch"]
+__all__ = ["HostedExecutable", "graphs_in", "needs_host", "on_host", "pieces", "sizes_in",
+           "to_numpy", "to_torch"]

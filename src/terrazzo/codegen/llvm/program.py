@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm.builder import Builder, Module, Val, const
@@ -23,7 +24,11 @@ class Argument:
 
     kind: str  # slot | constant | arena
     number: int = 0
-    offset: Index = 0
+    offset: Index = 0  # in bytes
+
+    def at(self, offset: Index) -> Argument:
+        """The place so many bytes further on."""
+        return replace(self, offset=self.offset + offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,23 +40,72 @@ class Call:
     name: str  # of this call, for the profiler
 
 
-def module_text(calls: Sequence[Call], slots: int, constants: int, dims: Sequence[Var],
+@dataclass(frozen=True)
+class Flag:
+    """A truth value in memory: an integer of so many bytes that is not 0."""
+
+    place: Argument
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """Runs one of two lists of steps, by a flag."""
+
+    flag: Flag
+    then: tuple[Step, ...]
+    orelse: tuple[Step, ...]
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    """Runs steps `count` times, or for as long as a flag holds that other steps set before.
+
+    Arguments inside may mention `counter`, the number of turns so far, and so may those of `after`,
+    which run once at the end.
+    """
+
+    counter: Var
+    body: tuple[Step, ...]
+    name: str
+    count: Index = 0
+    test: tuple[Step, ...] = ()
+    flag: Flag | None = None  # None: `count` decides
+    after: tuple[Step, ...] = ()
+
+
+Step: TypeAlias = Call | Branch | Repeat
+
+
+def calls_in(steps: Sequence[Step]) -> Iterator[Call]:
+    """The calls of some steps, those inside branches and loops included."""
+    for step in steps:
+        if isinstance(step, Call):
+            yield step
+        elif isinstance(step, Branch):
+            yield from calls_in((*step.then, *step.orelse))
+        else:
+            yield from calls_in((*step.test, *step.body, *step.after))
+
+
+def module_text(steps: Sequence[Step], slots: int, constants: int, dims: Sequence[Var],
                 chip: ChipSpec) -> str:
     """The module of an executable. It exports
 
     - `tz_run(ptr slots, ptr arena, i64 threads, ptr clock)`, where slots holds the addresses of
-      inputs and outputs, then the sizes; clock is null or room for a time stamp a kernel and one;
+      inputs and outputs, then the sizes; clock is null or room for a time stamp a step and one;
     - `tz_constants`, an array of addresses that the loader fills;
     - `tz_call_pointers` and `tz_call_numpy`: the same run with addresses, or numpy array objects,
       as direct arguments before the sizes, arena and threads (only up to a few).
     """
     module = Module(chip.features)
-    for function in dict.fromkeys(c.function for c in calls):
+    for function in dict.fromkeys(c.function for c in calls_in(steps)):
         write_function(module, chip, function)
     module.global_(STATUS, "i64", "0", linkage="")
     module.global_("tz_constants", f"[{max(constants, 1)} x ptr]", "zeroinitializer",
                    linkage="")
-    _write_main(module, chip, calls, slots, dims)
+    _write_main(module, chip, steps, slots, dims)
     b = Builder(module, "tz_run", [("ptr", "slots"), ("ptr", "arena"), ("i64", "threads"),
                                    ("ptr", "clock")])
     values = [b.load("ptr" if i < slots else "i64", b.gep("i64", b.params[0], i), 8)
@@ -71,7 +125,7 @@ def module_text(calls: Sequence[Call], slots: int, constants: int, dims: Sequenc
     return module.text()
 
 
-def _write_main(module: Module, chip: ChipSpec, calls: Sequence[Call], slots: int,
+def _write_main(module: Module, chip: ChipSpec, steps: Sequence[Step], slots: int,
                 dims: Sequence[Var]) -> None:
     params = [("ptr", f"s{i}") for i in range(slots)] + [("i64", f"d{i}") for i in
                                                           range(len(dims))]
@@ -79,19 +133,10 @@ def _write_main(module: Module, chip: ChipSpec, calls: Sequence[Call], slots: in
                                     ("ptr", "clock")], linkage="internal",
                 attrs="nounwind noinline")
     *given, arena, threads, clock = b.params
-    sizes = dict(zip(dims, given[slots:], strict=True))
     emitter = LoopEmitter(module, chip, "tz_main")
     emitter.b = b
-    scope = Scope(sizes, {})
-
-    def resolve(argument: Argument) -> Val:
-        if argument.kind == "slot":
-            return given[argument.number]
-        if argument.kind == "constant":
-            table = Val("ptr", ("@tz_constants",))
-            return b.load("ptr", b.gep("ptr", table, argument.number), 8)
-        return b.gep("i8", arena, emitter.index(argument.offset, scope))
-
+    writer = _Steps(emitter, given[:slots], arena, threads)
+    sizes = dict(zip(dims, given[slots:], strict=True))
     timed = b.icmp("ne", b.cast("ptrtoint", clock, "i64"), 0)
 
     def stamp(i: int) -> None:
@@ -102,9 +147,76 @@ def _write_main(module: Module, chip: ChipSpec, calls: Sequence[Call], slots: in
         b.if_(timed, write)
 
     stamp(0)
-    for i, call in enumerate(calls):
-        pointers = [resolve(a) for a in call.arguments]
-        extra = [sizes[d] for d in call.function.dims]
-        b.call("void", f"{call.function.name}.main", [*pointers, *extra, threads])
+    for i, step in enumerate(steps):
+        writer.write(step, Scope(sizes, {}))
         stamp(i + 1)
     b.ret()
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """Writes steps into the function that runs them."""
+
+    emitter: LoopEmitter
+    slots: Sequence[Val]
+    arena: Val
+    threads: Val
+
+    def write(self, step: Step, scope: Scope) -> None:
+        b = self.emitter.b
+        if isinstance(step, Call):
+            pointers = [self.resolve(a, scope) for a in step.arguments]
+            extra = [scope.env[d] for d in step.function.dims]
+            b.call("void", f"{step.function.name}.main", [*pointers, *extra, self.threads])
+        elif isinstance(step, Branch):
+            b.if_(self.holds(step.flag, scope), self.all(step.then, scope),
+                  self.all(step.orelse, scope))
+        else:
+            self.repeat(step, scope)
+
+    def all(self, steps: Sequence[Step], scope: Scope) -> Callable[[], None]:
+        def write() -> None:
+            for step in steps:
+                self.write(step, scope)
+
+        return write
+
+    def resolve(self, argument: Argument, scope: Scope) -> Val:
+        b = self.emitter.b
+        if argument.kind == "slot":
+            base = self.slots[argument.number]
+        elif argument.kind == "constant":
+            table = Val("ptr", ("@tz_constants",))
+            base = b.load("ptr", b.gep("ptr", table, argument.number), 8)
+        else:
+            base = self.arena
+        if argument.offset == 0 and argument.kind != "arena":
+            return base
+        return b.gep("i8", base, self.emitter.index(argument.offset, scope))
+
+    def holds(self, flag: Flag, scope: Scope) -> Val:
+        b = self.emitter.b
+        found = b.load(f"i{8 * flag.bytes}", self.resolve(flag.place, scope), flag.bytes)
+        return b.icmp("ne", found, 0)
+
+    def repeat(self, step: Repeat, scope: Scope) -> None:
+        b = self.emitter.b
+        turns = b.alloca("i64", 1, 8)
+        b.store(const("i64", 0), turns, 8)
+        test, body, done = (b.new_label(name) for name in ("test", "again", "done"))
+        b.br(test)
+        b.start_block(test)
+        counter = b.load("i64", turns, 8)
+        inside = replace(scope, env={**scope.env, step.counter: counter})
+        if step.flag is None:
+            goes_on = b.icmp("slt", counter, self.emitter.index(step.count, scope))
+        else:
+            self.all(step.test, inside)()
+            goes_on = self.holds(step.flag, inside)
+        b.cond_br(goes_on, body, done)
+        b.start_block(body)
+        self.all(step.body, inside)()
+        b.store(b.add(counter, 1), turns, 8)
+        b.br(test)
+        b.start_block(done)
+        self.all(step.after, inside)()

@@ -207,10 +207,12 @@ class Importer:
             if actual:
                 self.define(actual, inner.value(formal))
 
-    def inline(self, graph: Any) -> list[Value]:
-        """The outputs of a subgraph that reads names of this scope: a branch that is taken."""
+    def inline(self, graph: Any, given: Mapping[str, Value] | None = None) -> list[Value]:
+        """The outputs of a subgraph for given inputs; it may read names of this scope."""
+        given = given or {}
         inner = Importer(self.opsets, self.where)
-        inner.values, inner.sizes = dict(self.values), dict(self.sizes)
+        inner.values = {**self.values, **given}
+        inner.sizes = {n: s for n, s in self.sizes.items() if n not in given}
         inner.assumptions = self.assumptions
         for tensor in graph.initializer:
             inner.define(tensor.name, literal(tensor_array(tensor, None, self.where)))

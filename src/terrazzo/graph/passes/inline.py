@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from terrazzo.graph.ir import Graph, Node, Value, expand
+from terrazzo.graph.ir import Graph, Node, Value, expand, rebuild
 from terrazzo.graph.rewrite import Applied, describe, sweep
 
 
@@ -24,3 +24,14 @@ def inline_composites(graph: Graph, log: list[Applied] | None = None, *,
         return expand(node.op, node.inputs, node.attrs)
 
     return sweep(graph, visit)
+
+
+def in_bodies(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """The graph with the branches and bodies that its nodes hold changed."""
+    def visit(node: Node, inputs: tuple[Value | None, ...]) -> tuple[Value, ...] | None:
+        if not any(isinstance(v, Graph) for v in node.attrs.values()):
+            return None
+        attrs = {k: change(v) if isinstance(v, Graph) else v for k, v in node.attrs.items()}
+        return Node(node.op, inputs, attrs, node.types, node.where).outputs
+
+    return rebuild(graph, visit)
