@@ -250,15 +250,18 @@ def triton_operations() -> str:
     from terrazzo import triton_cpu as room
     from terrazzo.triton_cpu.elementwise import RULES
     from terrazzo.triton_cpu.externals import FUNCTIONS
+    from terrazzo.triton_cpu.ptx.run import INSTRUCTIONS
 
     families = [importlib.import_module(f"{room.__name__}.{module.name}")
                 for module in pkgutil.iter_modules(room.__path__)
                 if module.name.startswith("lower")]
     names = sorted({*RULES, *(name for family in families for name in family.HANDLERS)})
+    names = [name for name in names if not name.startswith("ptx.")]  # made while reading
     lines = ["| dialect | operations |", "|---|---|"]
     for dialect, group in groupby(names, lambda name: name.partition(".")[0]):
         lines.append(f"| `{dialect}` | {', '.join(n.partition('.')[2] for n in group)} |")
     lines.append(f"| `libdevice` | {', '.join(sorted(FUNCTIONS))} |")
+    lines.append(f"| `ptx` (see below) | {', '.join(sorted(INSTRUCTIONS))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -243,13 +243,13 @@ def test_levels_can_be_read() -> None:
 @triton.jit
 def with_assembly(x_ptr):
     x = tl.load(x_ptr)
-    y = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True,
-                                  pack=1)
+    y = tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x],
+                                  dtype=tl.int32, is_pure=True, pack=1)
     tl.store(x_ptr, y)
 
 
 def test_what_cannot_run_names_the_operation_and_the_line() -> None:
-    with pytest.raises(UnsupportedOperator, match=r"(?s)elementwise_inline_asm.*test_launch.py:"):
+    with pytest.raises(UnsupportedOperator, match=r"(?s)shfl.sync.*test_launch.py:"):
         with_assembly[(1,)](torch.zeros(1, dtype=torch.int32))
 
 

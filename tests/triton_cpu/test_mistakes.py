@@ -26,7 +26,8 @@ def copy_kernel(x, out, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def assembly_kernel(x, out):
-    value = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(x)], tl.float32, True, 1)
+    value = tl.inline_asm_elementwise("activemask.b32 $0;", "=r,r", [tl.load(x)], tl.float32,
+                                      True, 1)
     tl.store(out, value)
 
 
@@ -56,7 +57,8 @@ def test_operations_of_gpus_are_named_with_their_line() -> None:
         assembly_kernel[(1,)](torch.zeros(1), torch.zeros(1))
     line = assembly_kernel.fn.__code__.co_firstlineno + 2
     assert f"test_mistakes.py:{line}" in str(caught.value)
-    assert "inline_asm" in str(caught.value)
+    assert "activemask.b32 $0;" in str(caught.value)
+    assert "try: docs/triton-cpu.md lists the instructions that run" in str(caught.value)
 
 
 def test_tuples_are_arguments() -> None:
@@ -104,12 +106,10 @@ def test_empty_grids_run_nothing(grid: tuple[int, ...]) -> None:
     assert not out.any()
 
 
-def test_operations_of_gpus_come_with_advice() -> None:
-    with pytest.raises(UnsupportedOperator) as caught:
-        clock_kernel[(1,)](torch.zeros(1, dtype=torch.int64))
-    line = clock_kernel.fn.__code__.co_firstlineno + 2
-    assert f"test_mistakes.py:{line}" in str(caught.value)
-    assert "try: inline assembly, of tl.extra.cuda too, is a GPU's" in str(caught.value)
+def test_clocks_of_gpus_run() -> None:
+    out = torch.zeros(1, dtype=torch.int64)
+    clock_kernel[(1,)](out)
+    assert out.item() > 0
 
 
 def test_warp_specialisation_is_a_loop() -> None:

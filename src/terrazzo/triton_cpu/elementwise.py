@@ -12,6 +12,7 @@ from terrazzo.triton_cpu.conversions import convert_float, narrowed
 from terrazzo.triton_cpu.externals import external
 from terrazzo.triton_cpu.externals_bits import high_product
 from terrazzo.triton_cpu.externals_rounding import times
+from terrazzo.triton_cpu.inline_asm import ELEMENTWISE, assembly
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import UNSIGNED, dtype_of
 
@@ -208,8 +209,13 @@ def _fused(op: Op, args: list[Scalar]) -> Scalar:
     return call("fma", *args)
 
 
+def _assembly(op: Op, args: list[Scalar]) -> Scalar:
+    """Inline assembly inside functions of elements; see `lower_asm` for all other places."""
+    return assembly(op).apply([[a] for a in args], {})[0][0]
+
+
 RULES: dict[str, Rule] = {
-    "tt.extern_elementwise": external,
+    "tt.extern_elementwise": external, ELEMENTWISE: _assembly,
     "arith.addi": _bits("add"), "arith.subi": _bits("sub"), "arith.muli": _bits("mul"),
     "arith.andi": _same("and"), "arith.ori": _same("or"), "arith.xori": _same("xor"),
     "arith.shli": _same("shl"), "arith.shrsi": _same("shr"), "arith.shrui": _unsigned("shr"),
@@ -243,7 +249,7 @@ RULES: dict[str, Rule] = {
 }
 # What is worth a place in memory rather than a second evaluation.
 EXPENSIVE = frozenset(
-    {name for name in RULES if name.startswith(("math.", "tt.extern"))}
+    {name for name in RULES if name.startswith(("math.", "tt.extern", "ptx."))}
     - {"math.absf", "math.absi", "math.fma", "math.floor", "math.ceil"}
     | {"arith.divf", "arith.divsi", "arith.remsi", "arith.divui", "arith.remui", "arith.remf",
        "tt.precise_divf", "tt.precise_sqrt", "tt.approx_divf", "tt.mulhiui"})

@@ -21,6 +21,7 @@ from terrazzo.triton_cpu import pointers
 from terrazzo.triton_cpu.addresses import Names, Reader
 from terrazzo.triton_cpu.elementwise import EXPENSIVE, RULES, constant, not_negative
 from terrazzo.triton_cpu.fusion import Item, fused
+from terrazzo.triton_cpu.inline_asm import read_assembly
 from terrazzo.triton_cpu.nest import Write, loops
 from terrazzo.triton_cpu.ttir import Block, Module, Op, Type, walk
 from terrazzo.triton_cpu.uses import find_uses, inner_ops, is_pair, writes_memory
@@ -47,11 +48,6 @@ NAMED_REDUCTIONS = {
 }
 Handler = Callable[["Lowering", Op], None]
 GRID = ("programs_x", "programs_y", "programs_z")
-_INSTEAD = {
-    "tt.elementwise_inline_asm":
-        "inline assembly, of tl.extra.cuda too, is a GPU's: write it with functions of "
-        "triton.language or triton.language.extra.libdevice",
-}
 
 
 class Lowering:
@@ -131,8 +127,8 @@ class Lowering:
         return UnsupportedOperator(
             f"the operation {op.name} of kernel {self.module.entry.attrs['sym_name']!r} cannot "
             f"run on the CPU{detail}", where=self.module.where(op),
-            hint=_INSTEAD.get(op.name, "write it with functions of triton.language; "
-                                       "docs/triton-cpu.md lists those that run"))
+            hint="write it with functions of triton.language; docs/triton-cpu.md lists those "
+                 "that run")
 
     # ------------------------------------------------------------ values in memory
     def stored(self, type_: Type, buffer: Buffer, dtype: DType | None = None) -> Value:
@@ -389,6 +385,7 @@ class Lowered:
 def lower(module: Module, sanitize: bool = False) -> Lowered:
     """Lower a kernel to Loop IR; with `sanitize`, every access to memory is checked."""
     from terrazzo.triton_cpu import (
+        lower_asm,
         lower_atomic,
         lower_control,
         lower_debug,
@@ -401,9 +398,10 @@ def lower(module: Module, sanitize: bool = False) -> Lowered:
     )
 
     for family in (lower_control, lower_debug, lower_reduce, lower_dot, lower_dot_scaled,
-                   lower_atomic, lower_map, lower_memory, lower_views):
+                   lower_atomic, lower_map, lower_memory, lower_views, lower_asm):
         HANDLERS.update(family.HANDLERS)
         SINKS.update(family.SINKS)
+    read_assembly(module)
     lowering = Lowering(module)
     entry = module.entry
     blocks = entry.regions[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from terrazzo.triton_cpu.elementwise import RULES
+from terrazzo.triton_cpu.inline_asm import EFFECTS
 from terrazzo.triton_cpu.ttir import Block, Op, walk
 
 # Operations whose result is an expression over their operands' elements.
@@ -15,7 +16,8 @@ LAZY = frozenset(RULES) | {
 }
 _THIN = frozenset({"tt.bitcast", "arith.bitcast", "tt.reshape", "arith.muli"})
 WRITES = frozenset({"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.call",
-                    "tt.atomic_store", "tt.atomic_poll", "tt.descriptor_store"})
+                    "tt.atomic_store", "tt.atomic_poll", "tt.descriptor_store",
+                    EFFECTS})
 LOOPS = frozenset({"scf.for", "scf.while"})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from terrazzo.triton_cpu.inline_asm import EFFECTS, assembly
 from terrazzo.triton_cpu.ttir import Block, Module, Op, walk
 
 _ATOMICS = frozenset({"tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load"})
@@ -17,6 +18,7 @@ _ATOMICS = frozenset({"tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load"})
 def has_waiting(module: Module) -> bool:
     """Whether any program of a kernel may wait for another one."""
     return any(op.name == "tt.atomic_poll" or waits(op)
+               or (op.name == EFFECTS and assembly(op).waits)
                for function in module.functions.values()
                for region in function.regions for op in walk(region))
 
