@@ -3,8 +3,7 @@
 Which nodes compile may depend on the shapes a call brings, and on the contents of tensors that
 shapes hang on (the target of a Reshape, say). So a block plans as it runs: it imports what it can
 with what it knows, compiles and runs that, lets the host do the nodes that cannot be compiled,
-and goes on with the rest, now with more known. Every plan is remembered by types, and by the
-contents that it was specialised on; the next call with the same ones finds its executables ready.
+and goes on with the rest, now with more known. A plan serves all calls that fit it (`forms.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from terrazzo.errors import ModelError, UnsupportedOperator
-from terrazzo.frontends.onnx.importer import Imported, import_nodes, needed_names
-from terrazzo.frontends.onnx.model import node_text
+from terrazzo.errors import ModelError, TerrazzoError, UnsupportedOperator
+from terrazzo.frontends.onnx.importer import Imported, import_nodes
+from terrazzo.frontends.onnx.model import needed_names, node_text
 from terrazzo.graph.ir import Graph, TensorType
+from terrazzo.session.forms import Form, Forms
 from terrazzo.session.host import HostStep, host_step, type_of
+from terrazzo.session.host_ops import counted_axes
 
 log = logging.getLogger("terrazzo")
 
@@ -52,6 +54,7 @@ class Setting:
 class Part:
     """One compiled step: its executable, and what is left afterwards."""
 
+    form: Form  # the calls that it serves
     imported: Imported
     executable: Any | None
     host: list[tuple[Any, HostStep]]  # run after it, in order
@@ -64,23 +67,29 @@ class Position:
 
     nodes: tuple[Numbered, ...]
     reads: tuple[str, ...]
+    forms: Forms
     contents: set[str] = field(default_factory=set)  # tensors whose contents decide the plan
-    plans: dict[Any, Part] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)  # the last used first
+    plans: dict[Any, Part] = field(default_factory=dict)  # by exact types and contents
 
 
-def position_of(nodes: Sequence[Numbered], wanted: Iterable[str]) -> Position:
-    """The place before some nodes."""
+def position_of(nodes: Sequence[Numbered], wanted: Iterable[str],
+                types: Mapping[str, TensorType],
+                counted: Mapping[str, Sequence[int]] | None = None) -> Position:
+    """The place before some nodes; of some tensors types are known, or which axes data counts."""
     names = [n for _, node in nodes for n in needed_names(node)]
-    return Position(tuple(nodes), tuple(dict.fromkeys([*names, *wanted])))
+    return Position(tuple(nodes), tuple(dict.fromkeys([*names, *wanted])),
+                    Forms(types, counted or {}))
 
 
 class Block:
     """The nodes of a graph or subgraph, ready to run on an environment of named values."""
 
     def __init__(self, nodes: Sequence[Any], weights: Mapping[str, np.ndarray],
-                 wanted: Sequence[str], setting: Setting, name: str = "model"):
+                 wanted: Sequence[str], setting: Setting, name: str = "model",
+                 types: Mapping[str, TensorType] | None = None):
         self.weights, self.wanted, self.setting, self.name = weights, tuple(wanted), setting, name
-        self.start = position_of(list(enumerate(nodes)), wanted)
+        self.start = position_of(list(enumerate(nodes)), wanted, types or {})
 
     def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None) -> list[Any]:
         """The wanted values, from an environment that holds all that the nodes read."""
@@ -91,8 +100,9 @@ class Block:
         while position is not None and position.nodes:
             part = self._part(position, values, weights)
             if part.executable is not None:
+                given = part.form.with_carriers(values)
                 results = self.setting.call(
-                    part.executable, [values[n] for n in part.imported.inputs])
+                    part.executable, [given[n] for n in part.imported.inputs])
                 values.update(zip(part.imported.outputs, results, strict=True))
             values.update(part.imported.constants)
             for node, step in part.host:
@@ -114,33 +124,64 @@ class Block:
             type = type_of(values.get(name)) if name not in weights else None
             if type is not None:
                 types[name] = type
-        while True:
-            contents = position.contents & types.keys()
-            key = (tuple(types.items()), tuple((n, values[n].tobytes()) for n in sorted(contents)))
-            part = position.plans.get(key)
-            if part is not None:
-                return part
-            imported = self._import(position, types, values, contents, weights)
-            more = {n for n in imported.needed & types.keys() - contents
-                    if values[n].nbytes <= _LARGEST_KEY}
-            if not more:
-                break
-            position.contents |= more
-        part = self._plan(position, imported, values)
-        while len(position.plans) >= _MOST_PLANS:
-            position.plans.pop(next(iter(position.plans)), None)
-        position.plans[key] = part
+        contents = position.contents & types.keys()
+        key = (tuple(types.items()), tuple((n, values[n].tobytes()) for n in sorted(contents)))
+        part = position.plans.get(key)
+        if part is not None:
+            return part
+        part = next((p for p in position.parts if p.form.serves(types, values)), None)
+        if part is None:
+            part = self._planned(position, types, values, weights)
+        else:
+            position.parts.remove(part)
+        position.parts.insert(0, part)
+        del position.parts[_MOST_PLANS:]
+        if position.contents & types.keys() == contents:
+            while len(position.plans) >= _MOST_PLANS:
+                position.plans.pop(next(iter(position.plans)), None)
+            position.plans[key] = part
         return part
 
-    def _import(self, position: Position, types: Mapping[str, TensorType],
-                values: Mapping[str, Any], contents: Iterable[str],
-                weights: Mapping[str, np.ndarray]) -> Imported:
-        known = {**weights, **{n: np.asarray(values[n]) for n in contents}}
-        return import_nodes(position.nodes, self.setting.opsets,
-                            {n: t for n, t in types.items() if n not in known}, known,
-                            self.wanted, self.name, self.setting.where)
+    def _planned(self, position: Position, types: Mapping[str, TensorType],
+                 values: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Part:
+        """A plan for sizes that vary where that is possible, else for those at hand."""
+        forms = position.forms
+        varying, exact = (partial(make, types, values, position.contents)
+                          for make in (forms.meet, forms.exact))
+        form, imported = self._imported(position, varying, values, weights)
+        if form.symbolic and imported.put_off:
+            alone, known = self._imported(position, exact, values, weights)
+            if known.put_off.keys() < imported.put_off.keys():
+                form, imported = alone, known
+        try:
+            return self._plan(position, form, imported, values)
+        except TerrazzoError as error:
+            if not form.symbolic:
+                raise
+            log.warning("a part of %s is compiled for each size it meets: %s", self.name,
+                        error.message)
+        form, imported = self._imported(position, exact, values, weights)
+        return self._plan(position, form, imported, values)
 
-    def _plan(self, position: Position, imported: Imported, values: Mapping[str, Any]) -> Part:
+    def _imported(self, position: Position, make: Callable[[], Form], values: Mapping[str, Any],
+                  weights: Mapping[str, np.ndarray]) -> tuple[Form, Imported]:
+        """What becomes of the nodes, with the contents of tensors known that converters ask for."""
+        while True:
+            form = make()
+            known = {**weights, **form.numbers}
+            imported = import_nodes(
+                position.nodes, self.setting.opsets,
+                {n: t for n, t in form.types.items() if n not in known}, known, self.wanted,
+                self.name, self.setting.where, contents=form.contents, sizes=form.sizes)
+            asked = imported.needed & form.given.keys() - form.numbers.keys()
+            more = {n for n in asked if values[n].nbytes <= _LARGEST_KEY}
+            if not more:
+                return form.guarded(imported.guards), imported
+            position.contents |= more
+            position.forms.numbers_only |= more & form.contents.keys()
+
+    def _plan(self, position: Position, form: Form, imported: Imported,
+              values: Mapping[str, Any]) -> Part:
         executable = None
         if imported.outputs:
             executable = self.setting.compile(imported.graph)
@@ -165,8 +206,13 @@ class Block:
                 left.append((number, node))
         if left and not host and executable is None and not imported.constants:
             raise UnsupportedOperator(f"the model cannot go on: {stuck}", where=self.setting.where)
-        return Part(imported, executable, host,
-                    position_of(left, self.wanted) if left else None)
+        rest = None
+        if left:
+            types = {n: t for n, t in imported.types.items() if n not in form.carriers}
+            types.update({n: v.type for n, v in zip(imported.outputs, imported.graph.outputs)})
+            counted = {n: axes for node, _ in host for n, axes in counted_axes(node).items()}
+            rest = position_of(left, self.wanted, types, counted)
+        return Part(form, imported, executable, host, rest)
 
 
 def _contents_appear(needed: Iterable[str], values: Mapping[str, Any], made: set[str]) -> bool:

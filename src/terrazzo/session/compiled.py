@@ -8,19 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.errors import ArtifactError
+from terrazzo.errors import ArtifactError, ModelError
 from terrazzo.frontends.onnx.importer import Imported
-from terrazzo.index import Index, IndexExpr, Var, evaluate
+from terrazzo.graph.ir import TensorType
+from terrazzo.index import Index, IndexExpr
+from terrazzo.index.guards import Guard
 from terrazzo.runtime.artifact import index_data, index_from
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.profile import Profile
+from terrazzo.session.fitting import Fit
 from terrazzo.session.ports import Port, checked, known_outputs
 
 
-def notes_of(imported: Imported) -> dict[str, Any]:
-    """What has to be known of a model beside its code."""
-    return {"outputs": list(imported.outputs), "assumptions": [
-        [index_data(a), index_data(b)] for a, b in imported.assumptions]}
+def notes_of(imported: Imported, types: Mapping[str, TensorType]) -> dict[str, Any]:
+    """What has to be known of a model beside its code; `types` are those it was imported with."""
+    shapes = [[index_data(n) for n in types[name].shape] for name in imported.inputs]
+    return {"outputs": list(imported.outputs), "shapes": shapes, "guards": [
+        [g.relation, index_data(g.left), index_data(g.right)] for g in imported.guards]}
 
 
 class CompiledModel:
@@ -38,7 +42,11 @@ class CompiledModel:
         self.outputs = tuple(Port(n, t, tuple(map(_size, s))) for n, (t, s) in zip(
             notes["outputs"], executable.output_types, strict=True))
         self.overridable: tuple[Port, ...] = ()
-        self._assumed = [(index_from(a), index_from(b)) for a, b in notes["assumptions"]]
+        self._fit = Fit(
+            {p.name: tuple(map(index_from, s)) for p, s in zip(
+                self.inputs, notes["shapes"], strict=True)},
+            [Guard(relation, index_from(a), index_from(b)) for relation, a, b in notes["guards"]])
+        self.fits = self._fit.fits  # whether sizes keep to what the code assumes of them
 
     @staticmethod
     def load(path: str | PathLike[str], *, threads: int = 0, profile: bool = False
@@ -47,19 +55,15 @@ class CompiledModel:
         return CompiledModel(Executable.load(path), threads=threads,
                              profiles=[] if profile else None)
 
-    def fits(self, values: Mapping[str, Any]) -> bool:
-        """Whether sizes keep to what the code assumes of them."""
-        if not self._assumed:
-            return True
-        sizes = {n.name: size for name, _, shape in self.executable.input_types
-                 for n, size in zip(shape, values[name].shape, strict=True) if isinstance(n, Var)}
-        return all(evaluate(a, sizes) <= evaluate(b, sizes) for a, b in self._assumed)
-
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *,
             into: Mapping[str, np.ndarray] | None = None) -> list[Any]:
         """The outputs, all or those named, for inputs by name."""
         names = known_outputs(outputs, self.outputs)
-        return self.run_checked(checked(feeds, self.inputs), names, into)
+        values = checked(feeds, self.inputs)
+        if not self.fits(values):
+            raise ModelError(f"this code is for other sizes: {self._fit.misfit(values)}",
+                             hint="a session of the model itself compiles for these too")
+        return self.run_checked(values, names, into)
 
     def run_checked(self, values: Mapping[str, Any], names: Sequence[str],
                     into: Mapping[str, np.ndarray] | None = None) -> list[Any]:

@@ -19,8 +19,8 @@ from terrazzo.frontends.onnx.functions import (
     proto_of,
     steps_of,
 )
-from terrazzo.frontends.onnx.importer import MISFITS, outer_names
-from terrazzo.frontends.onnx.model import node_text, tensor_array
+from terrazzo.frontends.onnx.importer import MISFITS
+from terrazzo.frontends.onnx.model import node_text, outer_names, tensor_array
 from terrazzo.frontends.onnx.registry import attribute_value
 from terrazzo.graph.ir import TensorType
 from terrazzo.session.host_ops import HOST_OPS

@@ -54,6 +54,21 @@ def _number(value: Any, default: Any = None) -> Any:
 
 
 # ---------------------------------------------------------------- as many as there are
+# Axes of each output whose size the contents decide; "axis" stands for the attribute.
+_COUNTED: dict[str, list[list[int | str]]] = {
+    "NonZero": [[1]], "Compress": [["axis"]], "Unique": [["axis"], [0], [], [0]],
+    "NonMaxSuppression": [[0]], "Range": [[0]],
+}
+
+
+def counted_axes(node: Any) -> dict[str, list[int]]:
+    """The axes of a node's outputs whose sizes hang on contents of its inputs."""
+    given = next((a.i for a in node.attribute if a.name == "axis"), 0)
+    return {name: [given if isinstance(a, str) else a for a in axes]
+            for name, axes in zip(node.output, _COUNTED.get(node.op_type, []), strict=False)
+            if name and axes}
+
+
 @_host("NonZero")
 def _non_zero(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])

@@ -36,16 +36,20 @@ def port_of(info: Any) -> Port:
     if kind not in ("tensor_type", "sparse_tensor_type"):
         return Port(info.name, None, None, kind.removesuffix("_type"))
     tensor = getattr(info.type, kind)
-    shape = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None)
-                  for d in tensor.shape.dim) if tensor.HasField("shape") else None
-    if shape is not None and any(isinstance(n, int) and n < 0 for n in shape):
-        raise ModelError(f"{info.name!r} is declared with the impossible shape {shape}")
+    shape = tuple(map(_declared, tensor.shape.dim)) if tensor.HasField("shape") else None
     if tensor.elem_type == STRING:
         return Port(info.name, None, shape, "string")
     try:
         return Port(info.name, dtype_of(tensor.elem_type), shape)
     except TerrazzoError:
         return Port(info.name, None, shape)
+
+
+def _declared(size: Any) -> Any:
+    """A number, a name, or None: some programs write -1 for a size that they do not know."""
+    if size.HasField("dim_value"):
+        return size.dim_value if size.dim_value >= 0 else None
+    return size.dim_param or None
 
 
 def checked(feeds: Mapping[str, Any], inputs: Sequence[Port], overridable: Sequence[Port] = ()
@@ -60,11 +64,11 @@ def checked(feeds: Mapping[str, Any], inputs: Sequence[Port], overridable: Seque
     if missing:
         raise ModelError(f"the model needs its input {missing[0]!r}",
                          hint=f"given were {', '.join(feeds) or 'none'}")
-    sizes: dict[str, int] = {}
-    return {n: _fitting(ports[n], value, sizes) for n, value in feeds.items()}
+    return {n: _fitting(ports[n], value) for n, value in feeds.items()}
 
 
-def _fitting(port: Port, value: Any, sizes: dict[str, int]) -> Any:
+def _fitting(port: Port, value: Any) -> Any:
+    # Names of sizes bind nobody: one that two inputs disagree about may well be needed by neither.
     if port.kind != "tensor":
         return value
     if not hasattr(value, "dtype") or not hasattr(value, "shape"):
@@ -86,11 +90,9 @@ def _fitting(port: Port, value: Any, sizes: dict[str, int]) -> Any:
         raise ModelError(f"input {port.name!r} has {len(value.shape)} dimensions "
                          f"{tuple(value.shape)}, the model takes {len(port.shape)}: {port.shape}")
     for wanted, size in zip(port.shape, value.shape, strict=True):
-        if isinstance(wanted, str):
-            wanted = sizes.setdefault(wanted, size)
         if isinstance(wanted, int) and wanted != size:
             raise ModelError(f"input {port.name!r} has shape {tuple(value.shape)}, the model takes "
-                             f"{port.shape}" + (f" with {sizes}" if sizes else ""))
+                             f"{port.shape}")
     return value
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from terrazzo.errors import UnsupportedOperator
-from terrazzo.frontends.onnx.importer import needed_names
-from terrazzo.frontends.onnx.model import node_text
+from terrazzo.frontends.onnx.model import needed_names, node_text
 
 
 class ReferenceNode:

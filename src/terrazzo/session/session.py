@@ -25,8 +25,9 @@ from terrazzo.frontends.onnx import convert, registry
 from terrazzo.frontends.onnx.export import export
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import Model, load_model
+from terrazzo.frontends.onnx.sizes import declared_types
 from terrazzo.graph.ir import Graph, TensorType
-from terrazzo.index import Index, IndexExpr, Var
+from terrazzo.index import IndexExpr
 from terrazzo.runtime.content import is_ours
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.profile import Profile
@@ -58,8 +59,9 @@ class Session:
         self.outputs = tuple(map(port_of, graph.output))
         self.setting = Setting(self.model.opsets, self._compile, reference, self.model.where,
                                self._call)
+        self.compilations = 0  # parts that were compiled, or taken from the cache one by one
         self.block = Block(list(graph.node), self.model.weights, [o.name for o in graph.output],
-                           self.setting, graph.name or "model")
+                           self.setting, graph.name or "model", self.types)
         self.whole: CompiledModel | None = None
         if compile_now:
             executable = self._compile_whole()
@@ -67,6 +69,7 @@ class Session:
                 self.whole = CompiledModel(executable, threads=threads, profiles=self.profiles)
 
     def _compile(self, graph: Graph, key: str = "", notes: Mapping[str, Any] | None = None) -> Any:
+        self.compilations += 1
         try:
             return compile_graph(graph, key=key, notes=notes, options=self.options)
         except (TerrazzoError, KeyboardInterrupt):
@@ -87,30 +90,17 @@ class Session:
     @cached_property
     def imported(self) -> Imported | None:
         """The whole model as one graph by its declared types; None where those say too little."""
-        types = self._declared_types()
-        if types is None:
+        if any(p.name not in self.types for p in self.inputs):
             return None
-        return import_nodes(list(enumerate(self.model.graph.node)), self.model.opsets, types,
+        return import_nodes(list(enumerate(self.model.graph.node)), self.model.opsets, self.types,
                             self.model.weights, [o.name for o in self.outputs],
                             self.model.graph.name or "model", self.model.where)
 
-    def _declared_types(self) -> dict[str, TensorType] | None:
-        types = {}
-        sizes: dict[str, Var] = {}
-
-        def size(n: Any) -> Index:
-            if isinstance(n, int):
-                return n
-            if n in self.sizes:
-                return self.sizes[n]
-            name = n or f"size{len(sizes)}"
-            return sizes.setdefault(name, Var(_identifier(name)))
-
-        for port in self.inputs:
-            if port.dtype is None or port.shape is None:
-                return None
-            types[port.name] = TensorType(tuple(map(size, port.shape)), port.dtype)
-        return types
+    @cached_property
+    def types(self) -> dict[str, TensorType]:
+        """The declared types of the inputs that have one."""
+        return declared_types({p.name: (p.dtype, p.shape) for p in self.inputs
+                               if p.dtype is not None and p.shape is not None}, self.sizes)
 
     def _compile_whole(self) -> Executable | None:
         """The model as one executable, from the cache if it was compiled before."""
@@ -126,7 +116,7 @@ class Session:
                     o.name for o in self.outputs}:
                 return None
             try:
-                made = self._compile(imported.graph, key, notes_of(imported))
+                made = self._compile(imported.graph, key, notes_of(imported, self.types))
             except TerrazzoError as error:
                 if not any(isinstance(n, IndexExpr) for v in imported.graph.inputs
                            for n in v.shape):
@@ -179,8 +169,3 @@ def _domains(graph: Any) -> set[str]:
     inner = [g for n in graph.node for a in n.attribute
              for g in ((a.g,) if a.HasField("g") else a.graphs)]
     return {n.domain for n in graph.node}.union(*map(_domains, inner))
-
-
-def _identifier(name: str) -> str:
-    text = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-    return text if text[:1].isalpha() else f"n_{text}"

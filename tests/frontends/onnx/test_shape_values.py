@@ -12,7 +12,9 @@ from symbolic import check_symbolic, imported, shapes_of
 
 from terrazzo.dtypes import bool_, float32, int32, int64
 from terrazzo.frontends.onnx.shape_values import Sizes, compute
+from terrazzo.frontends.onnx.sizes import Assumed
 from terrazzo.index import maximum, minimum
+from terrazzo.index.guards import Guard, asking
 from terrazzo.shapes import dims
 
 pytestmark = pytest.mark.onnx
@@ -31,8 +33,9 @@ def known(*items: int) -> Sizes:
 
 def result_of(operator: str, *inputs: Sizes | None, outputs: int = 1, **attributes: Any) -> Any:
     """The elements of what a rule answers, as nested lists; None where it has no answer."""
-    found = compute(operator, inputs, lambda name, default=None: attributes.get(name, default),
-                    lambda a, b: True, outputs)
+    with asking(Assumed()):
+        found = compute(operator, inputs, lambda name, default=None: attributes.get(name, default),
+                        outputs)
     if found is None:
         return None
     return [f.items.tolist() for f in found] if outputs > 1 else found[0].items.tolist()
@@ -94,19 +97,14 @@ def test_what_hangs_on_the_size_has_no_answer(operator: str, inputs: Sequence[Si
 
 
 def test_division_says_what_it_assumes() -> None:
-    assumed: list[Any] = []
-
-    def assume(a: Any, b: Any) -> bool:
-        assumed.append((a, b))
-        return True
-
-    (found,) = compute("Div", [sizes(N - 3), known(2)], lambda *_: None, assume) or ()
-    assert found.items[0] == (N - 3) // 2 and (0, N - 3) in assumed
+    with asking(Assumed()) as assumed:
+        (found,) = compute("Div", [sizes(N - 3), known(2)], lambda *_: None) or ()
+    assert found.items[0] == (N - 3) // 2 and list(assumed.guards) == [Guard("<=", 0, N - 3)]
 
 
 def test_types_follow() -> None:
     def dtype_of(operator: str, *inputs: Sizes, **attributes: Any) -> Any:
-        found = compute(operator, inputs, lambda n, d=None: attributes.get(n, d), lambda a, b: True)
+        found = compute(operator, inputs, lambda n, d=None: attributes.get(n, d))
         return found and found[0].dtype
 
     small = Sizes(np.array([N], object), int32)
@@ -141,7 +139,7 @@ def test_heads_split_by_shape_gather_unsqueeze_concat() -> None:
         node("Transpose", ["y"], ["z"], perm=[0, 2, 1, 3]),
     ], {"x": (1, ["b", "n", 8])}, ["z"], zero=0, one=1, front=[0], heads=[2, 4])
     result = check_symbolic(model, {"x": ("b", "n", 8)}, {}, [{"b": 2, "n": 3}, {"b": 1, "n": 7}])
-    assert result.graph.outputs[0].shape == (B, 2, N, 4) and not result.assumptions
+    assert result.graph.outputs[0].shape == (B, 2, N, 4) and not result.guards
 
 
 def test_expand_with_the_guard_against_minus_one() -> None:
@@ -175,7 +173,7 @@ def test_positions_cut_from_a_table_assume_that_they_fit() -> None:
     ], {"x": (1, ["b", "n"])}, ["y"], table=np.arange(32, dtype=np.float32)[None], front=[0],
         axis=[1])
     result = check_symbolic(model, {"x": ("b", "n")}, {}, [{"b": 2, "n": 3}, {"b": 1, "n": 32}])
-    assert result.assumptions == ((N, 32),)
+    assert result.guards == (Guard("<=", N, 32),)
 
 
 def test_integers_of_32_bits_stay_sizes() -> None:

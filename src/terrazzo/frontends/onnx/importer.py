@@ -25,7 +25,7 @@ from terrazzo.frontends.onnx.functions import (
     steps_of,
     type_proto,
 )
-from terrazzo.frontends.onnx.model import node_text, tensor_array
+from terrazzo.frontends.onnx.model import needed_names, node_text, tensor_array
 from terrazzo.frontends.onnx.registry import (
     Call,
     NeedsValue,
@@ -34,6 +34,7 @@ from terrazzo.frontends.onnx.registry import (
     find,
 )
 from terrazzo.frontends.onnx.shape_values import Sizes
+from terrazzo.frontends.onnx.sizes import Assumed
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import (
     Graph,
@@ -45,7 +46,9 @@ from terrazzo.graph.ir import (
     trace_scope,
 )
 from terrazzo.graph.rewrite import constant_array
-from terrazzo.index import Index, IndexExpr, free_vars, proves_le
+from terrazzo.index import IndexExpr, Var, free_vars
+from terrazzo.index.guards import Guard, asking
+from terrazzo.shapes import Shape
 
 # What a converter may raise over inputs or attributes that its operator does not allow.
 MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError,
@@ -64,8 +67,8 @@ class Imported:
     put_off: dict[int, str]  # number of the node: why
     needed: frozenset[str]  # tensors that converters would have to know the contents of
     constants: dict[str, np.ndarray] = field(default_factory=dict)  # outputs that are constant
-    # Pairs a <= b of symbolic sizes that the graph relies on, for it to have one shape for all.
-    assumptions: tuple[tuple[Index, Index], ...] = ()
+    guards: tuple[Guard, ...] = ()  # of symbolic sizes as given, which the graph relies on
+    types: dict[str, TensorType] = field(default_factory=dict)  # as given, by sizes that remain
 
 
 class Importer:
@@ -75,7 +78,6 @@ class Importer:
         self.opsets, self.where = opsets, where
         self.values: dict[str, Value] = {}
         self.sizes: dict[str, Sizes] = {}  # integers that are known, some symbolic
-        self.assumptions: list[tuple[Index, Index]] = []
 
     # ------------------------------------------------------------ names
     def define(self, name: str, value: Value) -> None:
@@ -88,15 +90,6 @@ class Importer:
             self.sizes[name] = sizes
         else:
             self.values[name] = literal(np.asarray(sizes.items.astype(sizes.dtype.np)))
-
-    def assume(self, a: Index, b: Index) -> bool:
-        """Rely on a <= b from here on; whoever runs the graph makes sure of it."""
-        if proves_le(a, b):
-            return True
-        if isinstance(b - a, int):
-            return False  # never true
-        self.assumptions.append((a, b))
-        return True
 
     def has(self, name: str) -> bool:
         """Whether a name has a value here."""
@@ -185,8 +178,7 @@ class Importer:
                 return False
             known.append(None if items is None else self.sizes.get(name) or Sizes(
                 items, self.values[name].dtype))
-        found = shape_values.compute(node.op_type, known, call.attr, self.assume,
-                                     len(node.output))
+        found = shape_values.compute(node.op_type, known, call.attr, len(node.output))
         if found is None:
             return False
         for name, result in zip(node.output, found, strict=False):
@@ -200,7 +192,6 @@ class Importer:
             if actual:
                 inner.values.update({formal: self.values[actual]} if actual in self.values else {})
                 inner.sizes.update({formal: self.sizes[actual]} if actual in self.sizes else {})
-        inner.assumptions = self.assumptions
         for step in steps_of(node, body):
             inner.convert(step)
         for formal, actual in zip(body.output, node.output, strict=False):
@@ -213,7 +204,6 @@ class Importer:
         inner = Importer(self.opsets, self.where)
         inner.values = {**self.values, **given}
         inner.sizes = {n: s for n, s in self.sizes.items() if n not in given}
-        inner.assumptions = self.assumptions
         for tensor in graph.initializer:
             inner.define(tensor.name, literal(tensor_array(tensor, None, self.where)))
         for node in graph.node:
@@ -269,18 +259,38 @@ def _depends_on_constants(graph: Graph) -> bool:
 # ---------------------------------------------------------------- importing many nodes
 def import_nodes(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
                  types: Mapping[str, TensorType], known: Mapping[str, np.ndarray],
-                 wanted: Iterable[str], name: str = "model", where: str = "") -> Imported:
+                 wanted: Iterable[str], name: str = "model", where: str = "", *,
+                 contents: Mapping[str, Sizes] | None = None,
+                 sizes: Mapping[str, int] | None = None) -> Imported:
     """A graph of all the nodes that can be converted.
 
     `types` are the tensors that will be given at run time, `known` those whose contents are known
     now (weights), `wanted` the names to answer with; beyond these, the graph's outputs are what
-    nodes that were put off still need.
+    nodes that were put off still need. Of tensors in `contents` the elements are sizes; `sizes`
+    are those of the call at hand, if there is one.
     """
-    importer = Importer(opsets, where)
-    inputs = {n: Value(t, name=n) for n, t in types.items()}
-    importer.values.update(inputs)
-    reads = {n for _, node in nodes for n in needed_names(node)}
+    assumed = Assumed(sizes)
     wanted = list(wanted)
+    while True:
+        assumed.start()
+        with asking(assumed):
+            imported = _import_once(nodes, opsets, types, known, wanted, name, where,
+                                    contents or {}, assumed)
+        if not assumed.learned:
+            return imported
+
+
+def _import_once(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
+                 types: Mapping[str, TensorType], known: Mapping[str, np.ndarray],
+                 wanted: Sequence[str], name: str, where: str, contents: Mapping[str, Sizes],
+                 assumed: Assumed) -> Imported:
+    importer = Importer(opsets, where)
+    inputs = {n: Value(assumed.type(t), name=n) for n, t in types.items()}
+    importer.values.update(inputs)
+    for held, content in contents.items():
+        items = np.frompyfunc(assumed.now, 1, 1)(content.items)
+        importer.define_sizes(held, Sizes(np.asarray(items, object), content.dtype))
+    reads = {n for _, node in nodes for n in needed_names(node)}
     for weight in reads.union(wanted) & known.keys():
         array = known[weight]
         if array.dtype.kind not in "OUS":
@@ -309,20 +319,33 @@ def import_nodes(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
     results = [n for n in results if n not in constants]
     graph = Graph(name, (), tuple(values[n] for n in results))
     used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
-    assumptions = tuple(dict.fromkeys(importer.assumptions))
-    unsaid = _sizes_in([[n.attrs for n in graph.nodes], assumptions,
-                        [t.shape for n in graph.nodes for t in n.types]])
-    for value in inputs.values():
-        if value in used:
-            unsaid -= set(value.shape)
-    for value in inputs.values():  # of which only the sizes are used
-        if not unsaid.isdisjoint(value.shape):
-            used.add(value)
-            unsaid -= set(value.shape)
-    names = tuple(n for n, v in inputs.items() if v in used)
-    graph = Graph(name, tuple(inputs[n] for n in names), graph.outputs)
-    return Imported(graph, names, tuple(results), put_off, frozenset(needed), constants,
-                    assumptions)
+    guards = assumed.all
+    read = {n for n, v in inputs.items() if v in used}
+    mentioned = _sizes_in([[n.attrs for n in graph.nodes],
+                           [t.shape for n in graph.nodes for t in n.types]])
+    names = _showing(mentioned, read, {n: v.shape for n, v in inputs.items()})
+    names = _showing(_sizes_in([[g.left, g.right] for g in guards]), names,
+                     {n: t.shape for n, t in types.items()})
+    names = _showing(set(), names, {n: v.shape for n, v in inputs.items()})
+    graph = Graph(name, tuple(v for n, v in inputs.items() if n in names), graph.outputs)
+    return Imported(graph, tuple(n for n in inputs if n in names), tuple(results), put_off,
+                    frozenset(needed), constants, guards,
+                    {n: v.type for n, v in inputs.items()})
+
+
+def _showing(sizes: set[Var], names: set[str], shapes: Mapping[str, Shape]) -> set[str]:
+    """The names, and those of further tensors whose shapes show the sizes, and all that those say.
+
+    A call finds out what a symbol stands for by the shape of some tensor.
+    """
+    names = set(names)
+    while True:
+        unsaid = sizes.union(*(free_vars(n) for name in names for n in shapes[name]))
+        unsaid -= {n for name in names for n in shapes[name] if isinstance(n, Var)}
+        more = next((n for n, shape in shapes.items() if not unsaid.isdisjoint(shape)), None)
+        if more is None:
+            return names
+        names.add(more)
 
 
 def _sizes_in(data: Any) -> set[Any]:
@@ -334,22 +357,3 @@ def _sizes_in(data: Any) -> set[Any]:
     if isinstance(data, (list, tuple)):
         return set().union(*map(_sizes_in, data))
     return set()
-
-
-def needed_names(node: Any) -> list[str]:
-    """The names a node reads, those that its subgraphs take from outside included."""
-    names = [n for n in node.input if n]
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-            names += outer_names(graph)
-    return list(dict.fromkeys(names))
-
-
-def outer_names(graph: Any) -> list[str]:
-    """The names that a subgraph reads but does not define."""
-    inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    found: list[str] = []
-    for node in graph.node:
-        found += [n for n in needed_names(node) if n not in inside]
-        inside |= set(node.output)
-    return [*found, *(o.name for o in graph.output if o.name not in inside)]

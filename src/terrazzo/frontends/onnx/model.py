@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def _model(onnx: Any, source: Any, where: str, folder: Path | None) -> Model:
     if proto.functions:
         proto = _inlined(onnx, proto, where)
     weights = dict(_weights(onnx, proto, cut, data, folder, where))
+    sort_nodes(proto.graph)
     check_graph(proto.graph, set(weights), where)
     elsewhere = [np.ascontiguousarray(weights[t.name]).reshape(-1).view(np.uint8)
                  for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
@@ -269,6 +271,61 @@ def sparse_array(sparse: Any, folder: Path | None, where: str) -> np.ndarray:
     return dense
 
 
+# ---------------------------------------------------------------- names and their order
+def needed_names(node: Any) -> list[str]:
+    """The names a node reads, those that its subgraphs take from outside included."""
+    names = [n for n in node.input if n]
+    for graph in _subgraphs(node):
+        names += outer_names(graph)
+    return list(dict.fromkeys(names))
+
+
+def outer_names(graph: Any) -> list[str]:
+    """The names that a subgraph reads but does not define."""
+    inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    found: list[str] = []
+    for node in graph.node:
+        found += [n for n in needed_names(node) if n not in inside]
+        inside |= set(node.output)
+    return [*found, *(o.name for o in graph.output if o.name not in inside)]
+
+
+def _subgraphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def sort_nodes(graph: Any) -> None:
+    """Put every node behind those it reads from, and otherwise leave them as they are."""
+    for node in graph.node:
+        for inner in _subgraphs(node):
+            sort_nodes(inner)
+    maker = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
+    needs = [{maker[n] for n in needed_names(node) if n in maker} for node in graph.node]
+    if all(k < i for i, before in enumerate(needs) for k in before):
+        return
+    order: list[int] = []
+    placed: set[int] = set()
+    readers: dict[int, list[int]] = {}
+    for i, before in enumerate(needs):
+        for k in before:
+            readers.setdefault(k, []).append(i)
+    ready = [i for i, before in enumerate(needs) if not before]
+    while ready:
+        at = heappop(ready)
+        order.append(at)
+        placed.add(at)
+        for i in readers.get(at, ()):
+            if needs[i] <= placed:
+                heappush(ready, i)
+    order += [i for i in range(len(graph.node)) if i not in placed]  # a cycle, which is said later
+    nodes = [type(graph.node[i]).FromString(graph.node[i].SerializeToString()) for i in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
 # ---------------------------------------------------------------- checks of structure
 def node_text(node: Any) -> str:
     """A node for people: its operator, and its name or first output."""
@@ -290,14 +347,12 @@ def check_graph(graph: Any, known: set[str], where: str, outer: Iterable[str] = 
             raise ModelError(f"{text} names no operator", where=where)
         for name in node.input:
             if name not in available:
-                why = ("which is only made later: the graph is not sorted, or has a cycle"
+                why = ("which is made from what it makes: the graph has a cycle"
                        if name in made_later else "which nothing makes")
                 raise ModelError(f"{text} reads {name!r}, {why}", where=where)
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()),
-                          *attribute.graphs):
-                names = {t.name for t in inner.initializer}
-                check_graph(inner, names, where, available)
+        for inner in _subgraphs(node):
+            names = {t.name for t in inner.initializer}
+            check_graph(inner, names, where, available)
         for name in node.output:
             if name and name in available:
                 raise ModelError(f"{text} makes {name!r}, which exists already", where=where)

@@ -17,7 +17,8 @@ import numpy as np
 from terrazzo.dtypes import DType, bool_, int64
 from terrazzo.errors import TerrazzoError
 from terrazzo.frontends.onnx.types import dtype_of
-from terrazzo.index import Index, maximum, minimum, proves_eq, proves_le, proves_lt
+from terrazzo.index import maximum, minimum, proves_le
+from terrazzo.index.guards import ask, granted
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,6 @@ class Node:
     """What rules see of a node beside its inputs."""
 
     attr: Callable[..., Any]
-    assume: Callable[[Index, Index], bool]
     outputs: int
     dtype: DType  # of the first input
 
@@ -54,38 +54,29 @@ def _unknown() -> NoReturn:
 def _divided(a: Any, b: Any, node: Node) -> Any:
     """Division towards zero; what is divided here is not negative, so it rounds down."""
     if node.dtype.is_float:
-        return a // b if proves_eq(a // b * b, a) else _unknown()
+        return a // b if ask("==", a // b * b, a) else _unknown()
     if isinstance(a, int) and isinstance(b, int):
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    return a // b if node.assume(0, a) and node.assume(1, b) else _unknown()
+    return a // b if granted("<=", 0, a) and granted("<=", 1, b) else _unknown()
 
 
 def _remainder(a: Any, b: Any, node: Node) -> Any:
-    if node.attr("fmod", 0) and not node.assume(0, a):
+    if node.attr("fmod", 0) and not granted("<=", 0, a):
         _unknown()
-    return a % b if node.assume(1, b) else _unknown()
+    return a % b if granted("<=", 1, b) else _unknown()
 
 
-def _is_equal(a: Any, b: Any, node: Node) -> bool:
-    if proves_eq(a, b):
-        return True
-    return False if proves_lt(a, b) or proves_lt(b, a) else _unknown()
-
-
-def _is_less(a: Any, b: Any, node: Node) -> bool:
-    return True if proves_lt(a, b) else False if proves_le(b, a) else _unknown()
-
-
-def _is_less_or_equal(a: Any, b: Any, node: Node) -> bool:
-    return not _is_less(b, a, node)
+def _holds(relation: str, a: Any, b: Any) -> bool:
+    known = ask(relation, a, b)
+    return _unknown() if known is None else known
 
 
 _COMPARISONS: dict[str, Callable[[Any, Any, Node], bool]] = {
-    "Equal": _is_equal,
-    "Less": _is_less,
-    "LessOrEqual": _is_less_or_equal,
-    "Greater": lambda a, b, node: _is_less(b, a, node),
-    "GreaterOrEqual": lambda a, b, node: _is_less_or_equal(b, a, node),
+    "Equal": lambda a, b, node: _holds("==", a, b),
+    "Less": lambda a, b, node: _holds("<", a, b),
+    "LessOrEqual": lambda a, b, node: _holds("<=", a, b),
+    "Greater": lambda a, b, node: _holds("<", b, a),
+    "GreaterOrEqual": lambda a, b, node: _holds("<=", b, a),
 }
 
 
@@ -249,7 +240,7 @@ def _result_type(operator: str, inputs: Sequence[Sizes | None], attr: Callable[.
 
 
 def compute(operator: str, inputs: Sequence[Sizes | None], attr: Callable[..., Any],
-            assume: Callable[[Index, Index], bool], outputs: int = 1) -> list[Sizes] | None:
+            outputs: int = 1) -> list[Sizes] | None:
     """The results of an operator on known integers, some symbolic; None where no rule applies."""
     rule = RULES.get(operator)
     if rule is None:
@@ -260,7 +251,7 @@ def compute(operator: str, inputs: Sequence[Sizes | None], attr: Callable[..., A
         if dtype.is_complex or (dtype.is_bool and operator not in _COMPARISONS):
             return None
         found = rule([None if i is None else i.items for i in inputs],
-                     Node(attr, assume, outputs, first))
+                     Node(attr, outputs, first))
     except (_Unknown, TerrazzoError, TypeError, ValueError, IndexError, ZeroDivisionError):
         return None
     return [Sizes(np.asarray(f), dtype) for f in (found if isinstance(found, list) else [found])]

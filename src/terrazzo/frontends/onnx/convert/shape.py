@@ -20,6 +20,7 @@ from terrazzo.index import (
     proves_eq,
     proves_le,
 )
+from terrazzo.index.guards import ask, granted
 from terrazzo.ops import arrange
 from terrazzo.ops import shape as s
 from terrazzo.ops.indexing import take
@@ -109,7 +110,7 @@ def split(call: Call) -> tuple[Value, ...]:
         each = n // parts if proves_eq(n // parts * parts, n) else ceildiv(n, parts)
         cuts = [minimum(each * k, n) for k in range(parts + 1)]
         return tuple(s.span(x, axis, a, b) for a, b in pairwise(cuts))
-    if len(sizes) != parts or not proves_eq(_total(sizes), n):
+    if len(sizes) != parts or not granted("==", _total(sizes), n):
         call.unsupported(f"splits {n} elements into {parts} parts of sizes {list(sizes)}")
     starts = [_total(sizes[:k]) for k in range(parts)]
     return tuple(s.span(x, axis, a, a + size) for a, size in zip(starts, sizes))
@@ -146,7 +147,7 @@ def _sliced(call: Call, starts: Sequence[Index], ends: Sequence[Index],
     for start, end, axis, step in zip(starts, ends, axes, steps):
         n = x.shape[axis]
         low, high = (0, n) if step > 0 else (-1, n - 1)
-        first, stop = (_clamped(call, e, n, low, high) for e in (start, end))
+        first, stop = (_clamped(e, n, low, high) for e in (start, end))
         cuts[axis] = (first, stop, step)
     if all(step == 1 and a == 0 and proves_eq(b, n) for (a, b, step), n in zip(cuts, x.shape)):
         return x
@@ -154,13 +155,12 @@ def _sliced(call: Call, starts: Sequence[Index], ends: Sequence[Index],
                     steps=tuple(step for _, _, step in cuts))
 
 
-def _clamped(call: Call, end: Index, n: Index, low: Index, high: Index) -> Index:
+def _clamped(end: Index, n: Index, low: Index, high: Index) -> Index:
     """A bound of a slice: counted from the back if negative, then moved to low..high.
 
     Where that depends on symbolic sizes, the slice is assumed to lie inside the tensor, unless it
     is cut by a large number, which exporters write for "at most so many" and for "to the end".
     """
-    assume = call.importer.assume
     if isinstance(end, int):
         if abs(end) >= _ENDLESS:
             return high if end > 0 else low
@@ -168,13 +168,13 @@ def _clamped(call: Call, end: Index, n: Index, low: Index, high: Index) -> Index
         end = end + n if end < 0 else end
     else:
         likely = True
-        if proves_le(end, 0) and assume(end, -1):
+        from_back = proves_le(end, 0) and granted("<=", end, -1)
+        if from_back or not granted("<=", 0, end):
             end = end + n
-        else:
-            assume(0, end)
-    if not (proves_le(end, high) or (likely and assume(end, high))):
+    if not (proves_le(end, high) or (likely and granted("<=", end, high))):
         end = minimum(end, high)
-    return end if proves_le(low, end) or (likely and assume(low, end)) else maximum(end, low)
+    inside = proves_le(low, end) or (likely and granted("<=", low, end))
+    return end if inside else maximum(end, low)
 
 
 # ---------------------------------------------------------------- borders
@@ -191,7 +191,7 @@ def pad(call: Call) -> Value:
     pairs: list[Any] = [(0, 0)] * x.ndim
     for k, axis in enumerate(axes):
         pairs[axis] = (widths[k], widths[k + len(axes)])
-    if any(isinstance(w, IndexExpr) and not proves_le(0, w) for w in widths):
+    if any(isinstance(w, IndexExpr) and not granted("<=", 0, w) for w in widths):
         raise NeedsValue(call.node.input[1])
     if mode == "constant":
         kind = x.dtype.np.type
@@ -217,7 +217,9 @@ def _bordered(call: Call, x: Value, axis: int, before: Index, after: Index, mode
             order: Any = np.pad(np.arange(n), (before, after), mode=_BORDERS[mode])
             return take(x, literal(order), axis=axis)
     elif mode != "edge":
-        call.importer.assume(maximum(before, after), n - 1 if mode == "reflect" else n)
+        room = n - 1 if mode == "reflect" else n
+        if not granted("<=", maximum(before, after), room):
+            raise NeedsValue(call.node.input[1])
     pairs = tuple((before, after) if d == axis else (0, 0) for d in range(x.ndim))
     return arrange.pad(x, pad_width=pairs, mode=mode)
 
@@ -229,15 +231,16 @@ def center_crop_pad(call: Call) -> Value:
     for axis, size in zip(axes, sizes):
         axis = normalize_axis(axis, x.ndim)
         n = x.shape[axis]
-        if proves_le(size, n):
+        crops = ask("<=", size, n)
+        if crops is None:
+            raise NeedsValue(call.node.input[1])
+        if crops:
             first = (n - size) // 2
             x = s.span(x, axis, first, first + size)
-        elif proves_le(n, size):
+        else:
             first = (size - n) // 2
             x = arrange.pad(x, pad_width=tuple(
                 (first, size - n - first) if d == axis else (0, 0) for d in range(x.ndim)))
-        else:
-            raise NeedsValue(call.node.input[1])
     return x
 
 

@@ -1,0 +1,221 @@
+"""One plan for many sizes: names that mean the same, sizes and numbers that come from data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from terrazzo.errors import TerrazzoError
+from terrazzo.session import CompiledModel, Session
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "frontends" / "onnx"))
+from models import model, node
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+Feeds = dict[str, Any]
+
+
+def serve(proto: onnx.ModelProto, calls: Iterable[Feeds], most: int) -> Session:
+    """A session answers all calls as onnx's reference does, with so many compilations."""
+    session, reference = Session(proto), ReferenceEvaluator(proto)
+    count = 0
+    for feeds in calls:
+        count += 1
+        for got, want in zip(session.run(feeds), reference.run(None, feeds), strict=True):
+            assert np.asarray(got).dtype == np.asarray(want).dtype
+            assert np.shape(got) == np.shape(want)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert count and session.compilations <= most, f"{session.compilations} in {count} calls"
+    return session
+
+
+# ---------------------------------------------------------------- names that mean the same
+def cached_attention(key: str, value: str, mask: str, batches: tuple[str, str]
+                     ) -> onnx.ModelProto:
+    """One head with a cache; the exporter's names for the sizes of keys, values and mask."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{n}": rng.standard_normal((8, 8), np.float32) for n in "qkv"}
+    one, other = batches
+    return model(
+        [*(node("MatMul", f"x w{n}", n) for n in "qkv"),
+         node("Concat", "past_k k", "keys", axis=1), node("Concat", "past_v v", "values", axis=1),
+         node("Transpose", "keys", "turned", perm=[0, 2, 1]), node("MatMul", "q turned", "scores"),
+         node("Unsqueeze", "mask one", "wide"), node("Add", "scores wide", "masked"),
+         node("Softmax", "masked", "weights"), node("MatMul", "weights values", "y")],
+        {"x": (one, "seq", 8), "mask": (other, mask), "past_k": (one, key, 8),
+         "past_v": (one, value, 8)}, ["y", "keys", "values"],
+        {**weights, "one": np.array([1])})
+
+
+@pytest.mark.parametrize(("key", "value", "mask", "batches"), [
+    ("past", "past", "past + seq", ("batch", "batch")),  # as optimum names them
+    ("s15", "s89", "s31", ("s23", "s64")),  # torch.onnx.export with Dim.DYNAMIC
+    ("past", "past", "total", ("batch", "batch")),  # dynamic_axes
+    ("", "", "", ("", "")),
+])
+def test_a_decoder_compiles_once(key: str, value: str, mask: str, batches: tuple[str, str],
+                                 rng: np.random.Generator) -> None:
+    def calls() -> Iterable[Feeds]:
+        for past, new, batch in [(0, 7, 1), *((7 + t, 1, 1) for t in range(20)), (3, 5, 2)]:
+            yield {"x": rng.standard_normal((batch, new, 8), np.float32),
+                   "mask": np.zeros((batch, past + new), np.float32),
+                   **{f"past_{n}": rng.standard_normal((batch, past, 8), np.float32)
+                      for n in "kv"}}
+
+    session = serve(cached_attention(key, value, mask, batches), calls(), most=1)
+    assert session.whole is not None
+
+
+def test_what_was_assumed_is_checked(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Two names are taken for one size; where they are not, another plan answers."""
+    proto = model([node("Mul", "x y", "z"), node("Relu", "z", "r")],
+                  {"x": (2, "n"), "y": (2, "m")}, ["r"])
+
+    def call(n: int, m: int) -> Feeds:
+        return {"x": rng.standard_normal((2, n), np.float32),
+                "y": rng.standard_normal((2, m), np.float32)}
+
+    session = serve(proto, [call(3, 3), call(5, 5), *(call(n, 1) for n in (2, 4, 9)),
+                            *(call(1, n) for n in (2, 4, 9)), call(7, 7)], most=3)
+    with pytest.raises(TerrazzoError, match=r"'z' \(Mul\)"):
+        session.run(call(3, 4))
+    assert session.whole is not None
+    session.whole.executable.save(tmp_path / "model.tzx")
+    alone = CompiledModel.load(tmp_path / "model.tzx")
+    assert alone.run(call(4, 4))[0].shape == (2, 4)
+    with pytest.raises(TerrazzoError, match="other sizes"):
+        alone.run(call(4, 1))
+
+
+def test_a_size_that_only_a_guard_mentions_is_checked(rng: np.random.Generator) -> None:
+    """Only the size of y is read, and it is taken to be that of x."""
+    proto = model([node("Shape", "y", "shape"), node("Reshape", "x shape", "r"),
+                   node("Relu", "r", "z")], {"x": ("n", 3), "y": ("m", 3)}, ["z"])
+
+    def call(n: int, m: int) -> Feeds:
+        return {"x": rng.standard_normal((n, 3), np.float32), "y": np.ones((m, 3), np.float32)}
+
+    session = serve(proto, [call(2, 2), call(5, 5)], most=1)
+    with pytest.raises(TerrazzoError, match="reshape"):
+        session.run(call(4, 2))
+
+
+# ---------------------------------------------------------------- names bind nobody
+def test_one_name_may_have_two_sizes(rng: np.random.Generator) -> None:
+    """As in optimum's merged decoders: nothing in the graph needs the two to be equal."""
+    proto = model([node("Relu", "x", "y"), node("Concat", "past x", "present", axis=1)],
+                  {"x": (2, "n"), "past": (2, "n")}, ["y", "present"])
+    serve(proto, [{"x": rng.standard_normal((2, n), np.float32),
+                   "past": rng.standard_normal((2, past), np.float32)}
+                  for n, past in [(7, 7), (7, 0), (1, 7), (1, 8), (3, 9)]], most=2)
+
+
+def test_a_declared_formula_that_does_not_hold(rng: np.random.Generator) -> None:
+    proto = model([node("Neg", "x", "y"), node("Exp", "z", "w")],
+                  {"x": ("n",), "z": ("n + 1",)}, ["y", "w"])
+    serve(proto, [{"x": rng.standard_normal(n, np.float32), "z": rng.standard_normal(m, np.float32)}
+                  for n, m in [(3, 4), (3, 3), (5, 2), (0, 0)]], most=2)
+
+
+def test_sizes_of_minus_one(rng: np.random.Generator) -> None:
+    proto = model([node("Relu", "x", "y")], {"x": (2, 3)}, ["y"])
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    session = serve(proto, [{"x": rng.standard_normal((n, 3), np.float32)} for n in (1, 4, 2)], 1)
+    assert session.inputs[0].shape == (None, 3)
+
+
+def test_nodes_in_any_order(rng: np.random.Generator) -> None:
+    branch = helper.make_graph([node("Neg", "late", "b"), node("Exp", "x", "late")], "branch", [],
+                               [helper.make_tensor_value_info("b", FLOAT, None)])
+    other = helper.make_graph([node("Add", "x made", "a")], "other", [],
+                              [helper.make_tensor_value_info("a", FLOAT, None)])
+    proto = model([node("Relu", "h", "y"),
+                   helper.make_node("If", ["which"], ["h"], then_branch=branch, else_branch=other),
+                   node("Sin", "x", "made")], {"x": (3,), "which": ()}, ["y"],
+                  kinds={"which": BOOL})
+    session = Session(proto)
+    x = rng.standard_normal(3).astype(np.float32)
+    for which, want in ((True, -np.exp(x)), (False, x + np.sin(x))):
+        got = session.run({"x": x, "which": np.array(which)})[0]
+        np.testing.assert_allclose(got, np.maximum(want, 0), rtol=1e-5)
+
+
+# ---------------------------------------------------------------- sizes that come from data
+def test_counts_from_data_compile_once(rng: np.random.Generator) -> None:
+    proto = model(
+        [node("Greater", "x limit", "above"), node("NonZero", "above", "places"),
+         node("Transpose", "places", "rows", perm=[1, 0]), node("GatherND", "x rows", "found"),
+         node("Shape", "found", "shape"), node("Concat", "shape last", "target", axis=0),
+         node("Unsqueeze", "found minus", "column"), node("Expand", "column target", "wide"),
+         node("MatMul", "wide w", "h"), node("Relu", "h", "y")],
+        {"x": (50,)}, ["y"],
+        {"limit": np.array(0.0, np.float32), "last": np.array([4]), "minus": np.array([1]),
+         "w": rng.standard_normal((4, 3), np.float32)})
+
+    def call(count: int) -> Feeds:
+        return {"x": rng.permutation(np.where(np.arange(50) < count, 1.0, -1.0)).astype(
+            np.float32) * rng.uniform(1, 2, 50).astype(np.float32)}
+
+    serve(proto, map(call, range(50)), most=2)
+
+
+@pytest.mark.parametrize("operator", ["Compress", "Unique"])
+def test_other_operators_that_count(operator: str, rng: np.random.Generator) -> None:
+    first = node("Compress", "x which", "found", axis=-1) if operator == "Compress" else (
+        node("Unique", "x", "found", axis=1))
+    proto = model([first, node("Transpose", "found", "t", perm=[1, 0]), node("MatMul", "t w", "y")],
+                  {"x": (2, 9), "which": (9,)}, ["y"],
+                  {"w": rng.standard_normal((2, 3), np.float32)}, kinds={"which": BOOL})
+
+    def call(count: int) -> Feeds:
+        return {"x": np.tile(np.arange(9) % max(count, 1), (2, 1)).astype(np.float32),
+                "which": np.arange(9) < count}
+
+    serve(proto, map(call, range(1, 9)), most=2)
+
+
+def test_numbers_from_data_become_symbols(rng: np.random.Generator) -> None:
+    """The end of a range and a target of Reshape that are contents of inputs."""
+    proto = model(
+        [node("Range", "zero end one", "steps"), node("Cast", "steps", "floats", to=FLOAT),
+         node("Reshape", "x target", "shaped"),
+         node("ReduceSum", "shaped last", "rows", keepdims=0),
+         node("Add", "rows floats", "y")],
+        {"x": ("n",), "end": (), "target": (2,)}, ["y"],
+        {"zero": np.array(0), "one": np.array(1), "last": np.array([1])},
+        kinds={"end": INT64, "target": INT64})
+    calls = [{"x": rng.standard_normal(n * m, np.float32), "end": np.array(n),
+              "target": np.array([n, m])} for n, m in [(2, 3), (4, 3), (5, 6), (7, 1), (3, 3)]]
+    calls.append({**calls[0], "target": np.array([2, -1])})
+    serve(proto, calls, most=4)
+
+
+def test_a_loop_that_grows(rng: np.random.Generator) -> None:
+    body = helper.make_graph(
+        [node("Concat", "state item", "longer", axis=0), node("Identity", "going", "still"),
+         node("Sin", "longer", "grown")], "body",
+        [helper.make_tensor_value_info("i", INT64, []),
+         helper.make_tensor_value_info("going", BOOL, []),
+         helper.make_tensor_value_info("state", FLOAT, None)],
+        [helper.make_tensor_value_info("still", BOOL, []),
+         helper.make_tensor_value_info("grown", FLOAT, None)])
+    proto = model([helper.make_node("Loop", ["trips", "", "start"], ["all"], body=body),
+                   node("Relu", "all", "y")],
+                  {"trips": (), "start": (1,), "item": (1,)}, ["y"],
+                  kinds={"trips": INT64})
+    session = Session(proto)
+    for trips in (20, 9, 31):
+        want, item = np.ones(1, np.float32), rng.standard_normal(1).astype(np.float32)
+        (got,) = session.run({"trips": np.array(trips), "start": want, "item": item})
+        for _ in range(trips):
+            want = np.sin(np.concatenate([want, item]))
+        np.testing.assert_allclose(got, np.maximum(want, 0), rtol=1e-4, atol=1e-6)
+    assert session.compilations <= 4
