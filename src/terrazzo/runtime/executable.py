@@ -96,7 +96,8 @@ class Executable:
             profiles: list[Profile] | None = None) -> list[Any]:
         """Check, convert to contiguous memory where needed, allocate, run.
 
-        `threads` is the knob's where it is 0; `into` may hold arrays to write outputs to;
+        `threads` is the knob's where it is 0; `into` may hold arrays to write outputs to, which
+        may lie where an input does;
         `profiles` takes the times of all kernels.
         """
         if len(arrays) != len(self.input_types):
@@ -105,7 +106,8 @@ class Executable:
         inputs = [self._checked(a, i) for i, a in enumerate(arrays)]
         sizes = self.bind(inputs)
         torch_like = next((a for a in arrays if hasattr(a, "data_ptr")), None)
-        outputs = self.allocate(sizes, torch_like, into)
+        apart = [t if t is None or not any(overlap(t, a) for a in arrays) else None for t in into]
+        outputs = self.allocate(sizes, torch_like, apart)
         self.run_into([*map(address_of, inputs), *map(address_of, outputs)], sizes, threads,
                       profiles)
         for i, target in enumerate(into):
@@ -250,6 +252,12 @@ class Executable:
 def address_of(array: Any) -> int:
     """The address of an array's or tensor's first element."""
     return array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two arrays or tensors may share memory."""
+    return not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or (
+        np.may_share_memory(a, b))
 
 
 def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:

@@ -45,6 +45,8 @@ class HostedExecutable:
             (_Piece(part, compile_graph) if isinstance(part, Graph)
              else _host_step(part, compile_graph), inputs, outputs)
             for part, inputs, outputs in pieces(graph)]
+        self.made = {v for step, _, outputs in self.steps if isinstance(step, _Piece)
+                     for v in outputs}
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """The outputs for the given inputs, as torch tensors when any input is one."""
@@ -52,9 +54,12 @@ class HostedExecutable:
         dims = bind_dims(self.graph, host)
         memory: dict[Value, np.ndarray] = dict(zip(self.graph.inputs, host, strict=True))
         for step, inputs, outputs in self.steps:
-            results = step([memory[v] for v in inputs], dims)
-            memory.update(zip(outputs, results, strict=True))
-        results = [memory[v] for v in self.graph.outputs]
+            memory.update(zip(outputs, step([memory[v] for v in inputs], dims), strict=True))
+        # Compiled pieces make their results; loops and what Python runs may hand on what they got.
+        results: list[np.ndarray] = []
+        for i, v in enumerate(self.graph.outputs):
+            fresh = v in self.made and v not in self.graph.outputs[:i]
+            results.append(memory[v] if fresh else copied(memory[v]))
         return list(map(to_torch, results)) if any(map(_is_torch, arrays)) else results
 
     @property
@@ -308,5 +313,16 @@ def to_torch(x: np.ndarray) -> Any:
         return torch.from_numpy(x.view(bits)).view(getattr(torch, as_dtype(x.dtype).name))
 
 
-__all__ = ["HostedExecutable", "graphs_in", "needs_host", "on_host", "pieces", "sizes_in",
-           "to_numpy", "to_torch"]
+def copied(x: Any) -> Any:
+    """The same in memory of its own: arrays and tensors, and lists, tuples and dicts of them."""
+    if isinstance(x, np.ndarray):
+        return x.copy()
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(copied, x))
+    if isinstance(x, dict):
+        return {k: copied(v) for k, v in x.items()}
+    return x.clone() if _is_torch(x) else x
+
+
+__all__ = ["HostedExecutable", "copied", "graphs_in", "needs_host", "on_host", "pieces",
+           "sizes_in", "to_numpy", "to_torch"]

@@ -20,6 +20,7 @@ from terrazzo.errors import ModelError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import needed_names, node_text
 from terrazzo.graph.ir import Graph, TensorType
+from terrazzo.runtime.hosted import copied
 from terrazzo.session.forms import Form, Forms
 from terrazzo.session.host import HostStep, host_step, type_of
 from terrazzo.session.host_ops import counted_axes
@@ -91,12 +92,17 @@ class Block:
         self.weights, self.wanted, self.setting, self.name = weights, tuple(wanted), setting, name
         self.start = position_of(list(enumerate(nodes)), wanted, types or {})
 
-    def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None) -> list[Any]:
-        """The wanted values, from an environment that holds all that the nodes read."""
+    def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None, *,
+            own: bool = False) -> list[Any]:
+        """The wanted values, from an environment that holds all that the nodes read.
+
+        With `own`, no two of them share memory with each other or with anything that stays.
+        """
         values: dict[str, Any] = {**self.weights, **env}
         weights = self.weights if env.keys().isdisjoint(self.weights) else {
             n: w for n, w in self.weights.items() if n not in env}
         position: Position | None = self.start
+        fresh: set[str] = set()  # what compiled code has made in this run
         while position is not None and position.nodes:
             part = self._part(position, values, weights)
             if part.executable is not None:
@@ -104,6 +110,7 @@ class Block:
                 results = self.setting.call(
                     part.executable, [given[n] for n in part.imported.inputs])
                 values.update(zip(part.imported.outputs, results, strict=True))
+                fresh.update(part.imported.outputs)
             values.update(part.imported.constants)
             for node, step in part.host:
                 made = step.run(values)
@@ -114,7 +121,12 @@ class Block:
                     if name:
                         values[name] = result
             position = part.rest
-        return [values[n] for n in (self.wanted if wanted is None else wanted)]
+        names = self.wanted if wanted is None else wanted
+        if not own:
+            return [values[n] for n in names]
+        # A host step may hand on what it was given, or what it keeps from run to run.
+        return [values[n] if n in fresh and n not in names[:i] else copied(values[n])
+                for i, n in enumerate(names)]
 
     # ------------------------------------------------------------ planning
     def _part(self, position: Position, values: Mapping[str, Any],

@@ -15,6 +15,7 @@ from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import Guard
 from terrazzo.runtime.artifact import index_data, index_from
 from terrazzo.runtime.executable import Executable
+from terrazzo.runtime.hosted import copied
 from terrazzo.runtime.profile import Profile
 from terrazzo.session.fitting import Fit
 from terrazzo.session.ports import Port, checked, known_outputs
@@ -75,7 +76,7 @@ class CompiledModel:
         if list(names) == made:
             return results
         table = dict(zip(made, results, strict=True))
-        return [table[n] for n in names]
+        return [table[n] if n not in names[:i] else copied(table[n]) for i, n in enumerate(names)]
 
 
 def _size(n: Index) -> Any:

@@ -150,7 +150,7 @@ class Session:
         if whole is not None and whole.fits(values) and not any(
                 p.name in values for p in self.overridable):
             return whole.run_checked(values, names, into)
-        found = self.block.run(values, names)
+        found = self.block.run(values, names, own=True)
         for i, name in enumerate(names):
             if into and name in into:
                 into[name][...] = found[i]
