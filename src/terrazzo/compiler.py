@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Mapping
+import errno
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ from terrazzo.chips.cpu import host
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import jit, worker
 from terrazzo.codegen.llvm.program import Argument, Call, module_text
-from terrazzo.errors import ArtifactError
+from terrazzo.errors import ArtifactError, CompileError
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import lower
 from terrazzo.expr.schedule import Schedule
@@ -352,14 +353,26 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides =
     if known is not None:
         return known
     made = ControlLowering(graph, chip, options) if controlled else lowering
-    artifact = replace(made.artifact(), notes=dict(notes or {}))
+    with _enough_files(graph.name):
+        artifact = replace(made.artifact(), notes=dict(notes or {}))
     stored = default_cache(options.settings).store(key, partial(artifacts.write, artifact)) if (
         key) else None
     if stored is not None and artifact.constants:
         # What is mapped from the file need not be packed into memory once more.
-        with contextlib.suppress(OSError):
-            artifact = artifacts.load(stored, check_constants=False)
+        with contextlib.suppress(OSError, ArtifactError):
+            artifact = artifacts.load(stored, remember=True)
     return Executable(artifact)
+
+
+@contextlib.contextmanager
+def _enough_files(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # importing a module of ours may be what fails
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise CompileError(f"compiling {name} opens files, and there are too many open files",
+                           hint="close some, or raise the limit (ulimit -n)") from error
 
 
 def compiling_elsewhere() -> AbstractContextManager[None]:
@@ -374,11 +387,12 @@ def load_compiled(key: str, options: Options) -> Executable | None:
     if stored is None:
         return None
     try:
-        # Only we write there, and files appear whole: constants are taken on trust.
-        return Executable(artifacts.load(stored, check_constants=False))
-    except (ArtifactError, OSError) as error:
+        return Executable(artifacts.load(stored, remember=True))
+    except ArtifactError as error:
         cache.discard(key, str(error))
-        return None
+    except OSError as error:  # no damage: it is gone, or this process has too many files open
+        cache.note_unreadable(error)
+    return None
 
 
 def _dump(lowering: Lowering) -> None:

@@ -112,10 +112,39 @@ def test_constants_stay_in_the_file(tmp_path: Path, rng: np.random.Generator) ->
 def test_a_damaged_constant_is_found_where_it_is_looked_for(tmp_path: Path,
                                                             artifact: Artifact) -> None:
     path = tmp_path / "model.tzx"
-    path.write_bytes(damage(-2)(pack(artifact)))
+    content = damage(-2)(pack(artifact))
+    path.write_bytes(content)
+    for _ in range(2):
+        for remember in (False, True):
+            with pytest.raises(ArtifactError, match="checksum"):
+                module.load(path, remember=remember)
+    assert module.unpack(content, check_constants=False).name == artifact.name
+
+
+def test_a_file_is_checked_once_until_it_is_touched(tmp_path: Path, artifact: Artifact,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.tzx"
+    path.write_bytes(pack(artifact))
+    checks: list[int] = []
+    original = module.checksum.digest_at_once
+    monkeypatch.setattr(module.checksum, "digest_at_once",
+                        lambda pieces: (checks.append(1), original(pieces))[1])
+    for _ in range(3):
+        module.load(path, remember=True)
+    assert len(checks) == 1
+    status = path.stat()
+    path.write_bytes(damage(-2)(path.read_bytes()))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as if nothing had happened
     with pytest.raises(ArtifactError, match="checksum"):
-        module.load(path)
-    assert module.load(path, check_constants=False).name == artifact.name
+        module.load(path, remember=True)
+    path.write_bytes(damage(-2)(path.read_bytes()))
+    monkeypatch.setattr(module.checksum, "_boot", lambda: "another start of the machine")
+    module.load(path, remember=True)
+    assert len(checks) == 3
+    monkeypatch.setattr(module.checksum, "_boot", lambda: "")
+    module.load(path, remember=True)
+    module.load(path, remember=True)
+    assert len(checks) == 5, "where starts have no names, every load checks"
 
 
 def test_an_executable_lets_go_of_what_it_packed() -> None:

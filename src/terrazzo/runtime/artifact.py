@@ -1,7 +1,7 @@
 """The one file form of compiled code, in the disk cache and as .tzx: header, object, constants.
 
-    magic | lengths of header, code and constants | sha256 of header and code | sha256 of constants
-    | header (JSON) | object code | constants, each at a multiple of 64 bytes
+    magic | lengths of header, code and constants | sha256 of header and code | checksum of
+    constants | header (JSON) | object code | constants, each at a multiple of 64 bytes
 
 Nothing in it is ever evaluated as Python: sizes are trees of integers and names. A file is mapped,
 not read: constants are used where they lie, and processes that load one file share their memory.
@@ -16,7 +16,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +28,10 @@ from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.index import Algebra, Index, Var, interpret, maximum, minimum
 from terrazzo.loop.packing import Packing
+from terrazzo.runtime import checksum
 from terrazzo.version import __version__
 
-MAGIC = b"TZX\x03"
+MAGIC = b"TZX\x04"
 ALIGN = 64  # bytes: a cache line, and the widest vector
 _START = struct.Struct("<4sQQQ32s32s")
 # A larger array that is not at a cache line is used where it is: a copy would cost more memory than
@@ -136,13 +137,22 @@ def write(artifact: Artifact, file: BinaryIO) -> None:
     file.write(header)
     file.write(code)
     file.write(bytes(-(_START.size + len(header) + len(code)) % ALIGN))
-    digest = hashlib.sha256()
-    for array in _one_ahead(artifact.constants):
-        for piece in (array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % ALIGN)):
-            file.write(piece)
-            digest.update(piece)
+    digest = checksum.digest(_written(_one_ahead(artifact.constants), file))
     file.seek(0)
-    file.write(_START.pack(MAGIC, *lengths, _code_digest(lengths, header, code), digest.digest()))
+    file.write(_START.pack(MAGIC, *lengths, _code_digest(lengths, header, code), digest))
+
+
+def _written(arrays: Iterable[np.ndarray], file: BinaryIO) -> Iterator[np.ndarray]:
+    """Arrays as bytes, each padded and written before it is handed on in two pieces."""
+    for array in arrays:
+        data = array.reshape(-1).view(np.uint8)
+        whole = data.size // ALIGN * ALIGN
+        last = np.zeros(_padded(data.size) - whole, np.uint8)
+        last[:data.size - whole] = data[whole:]
+        file.write(data[:whole].data)
+        file.write(last.data)
+        yield data[:whole]
+        yield last
 
 
 def _one_ahead(constants: Sequence[Constant]) -> Iterator[np.ndarray]:
@@ -191,20 +201,27 @@ def _umask() -> int:
     return current
 
 
-def load(path: str | os.PathLike[str], *, check_constants: bool = True) -> Artifact:
-    """The artifact in a file, whose constants stay there; see `unpack`."""
+def load(path: str | os.PathLike[str], *, remember: bool = False) -> Artifact:
+    """The artifact in a file, whose constants stay there; ArtifactError when it is damaged.
+
+    With `remember`, constants are checked once for each file and start of the machine.
+    """
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:  # which cannot be mapped
+        status = os.fstat(file.fileno())
+        if status.st_size == 0:  # which cannot be mapped
             return unpack(b"", str(path))
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return unpack(content, str(path), check_constants=check_constants)
+    known = remember and checksum.is_checked(Path(path), status)
+    artifact = unpack(content, str(path), check_constants=not known)
+    if remember and not known:
+        checksum.remember_checked(Path(path), status)
+    return artifact
 
 
 def unpack(data: bytes | mmap.mmap, where: str = "", *, check_constants: bool = True) -> Artifact:
     """The artifact in some bytes; ArtifactError when they are damaged or of another version.
 
-    The checksum of the code is always compared, and the length of everything. That of the
-    constants takes a second for some GiB, which is too long for a file that only we write to.
+    The checksum of the code is always compared, and the length of everything.
     """
     if data[:3] != MAGIC[:3]:
         raise ArtifactError("this is not a compiled terrazzo file", where=where or None,
@@ -224,8 +241,7 @@ def unpack(data: bytes | mmap.mmap, where: str = "", *, check_constants: bool = 
         raise damaged
     header_text, code = bytes(view[_START.size:code_at]), bytes(view[code_at:code_at + lengths[1]])
     if _code_digest(lengths, header_text, code) != code_digest or any(
-            view[code_at + lengths[1]:constants_at]) or (
-            check_constants and hashlib.sha256(view[constants_at:]).digest() != constants_digest):
+            view[code_at + lengths[1]:constants_at]):
         raise damaged
     try:
         header = json.loads(header_text)
@@ -234,11 +250,18 @@ def unpack(data: bytes | mmap.mmap, where: str = "", *, check_constants: bool = 
                                 f"{__version__}", where=where or None, hint="compile it again")
         constants = []
         at = constants_at
+        pieces = []
         for dtype, shape in header["constants"]:
             kind = as_dtype(dtype).np
             size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
             constants.append(Constant(np.frombuffer(view[at:at + size], kind).reshape(shape)))
-            at += _padded(size)
+            whole, end = at + size // ALIGN * ALIGN, at + _padded(size)
+            pieces += [np.frombuffer(view[at:whole], np.uint8),
+                       np.frombuffer(view[whole:end], np.uint8)]
+            at = end
+        if at != len(view) or (
+                check_constants and checksum.digest_at_once(pieces) != constants_digest):
+            raise damaged
         return Artifact(
             header["name"],
             tuple((n, t, tuple(index_from(d) for d in s)) for n, t, s in header["inputs"]),

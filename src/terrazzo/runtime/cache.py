@@ -9,6 +9,7 @@ carries a checksum, so that a damaged one is noticed and made again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -27,6 +28,7 @@ import numpy as np
 from terrazzo.chips.cpu import host, llvmlite_version
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.knobs import Settings, knobs
+from terrazzo.runtime import checksum
 from terrazzo.version import __version__
 
 _log = logging.getLogger("terrazzo")
@@ -126,7 +128,7 @@ class Cache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._warn("read", f"cannot read the compile cache in {self.folder}: {error}")
+            self.note_unreadable(error)
             return None
         payload = _unwrap(content)
         if payload is None:
@@ -138,6 +140,11 @@ class Cache:
             os.utime(path)
         return payload
 
+    def note_unreadable(self, error: OSError) -> None:
+        """Say once that an entry could not be read, which does not make it a bad one."""
+        if not isinstance(error, FileNotFoundError):  # another process removed it meanwhile
+            self._warn("read", f"cannot read the compile cache in {self.folder}: {error}")
+
     def put(self, key: str, payload: bytes) -> None:
         """Store a payload under a key; failing to only costs a later recompilation."""
         self._write(self._path(key), lambda file: file.write(_wrap(payload)))
@@ -145,10 +152,11 @@ class Cache:
     def find(self, key: str) -> Path | None:
         """Give the file stored under a key, which carries checksums of its own, or None."""
         path = self._path(key, _FILE_SUFFIX)
-        try:
-            os.utime(path)
-        except OSError:
-            return path if path.exists() else None
+        if not path.exists():
+            return None
+        # The time of last use; the file's own times tell whether it was touched since its check.
+        with contextlib.suppress(OSError):
+            os.utime(path.with_suffix(checksum.SUFFIX))
         return path
 
     def store(self, key: str, write: Callable[[BinaryIO], object]) -> Path | None:
@@ -161,6 +169,7 @@ class Cache:
         path = self._path(key, _FILE_SUFFIX)
         self._warn("damaged", f"damaged entry in the compile cache, made again: {path}: {reason}")
         _remove(path)
+        _remove(path.with_suffix(checksum.SUFFIX))
 
     def _write(self, path: Path, write: Callable[[BinaryIO], object]) -> bool:
         """Write a file aside and move it into place; answers whether that went well."""
@@ -178,7 +187,8 @@ class Cache:
                 _remove(Path(temporary))
                 raise
         except OSError as error:
-            self._writable = False
+            # Of files open at once there may be fewer again; the other reasons stay.
+            self._writable = error.errno in (errno.EMFILE, errno.ENFILE)
             self._warn(
                 "write",
                 f"cannot write the compile cache in {self.folder}: {error}. "
@@ -196,14 +206,21 @@ class Cache:
 
     def trim(self) -> None:
         """Remove the entries used longest ago until the cache is within its limit."""
-        entries = sorted(self._entries(), key=lambda entry: entry[1].st_mtime)
-        total = sum(status.st_size for _, status in entries)
-        newest = entries[-1][1].st_mtime if entries else 0.0
-        for path, status in entries:
-            abandoned = path.suffix == ".part" and status.st_mtime < newest - _ABANDONED_SECONDS
+        found = dict(self._entries())
+        times = {path: status.st_mtime for path, status in found.items()}
+        for path in found:
+            if path.suffix == checksum.SUFFIX:  # it goes with the file that it stands beside
+                owner = path.with_suffix(_FILE_SUFFIX)
+                times[owner] = max(times.pop(path), times.get(owner, 0.0))
+        total = sum(status.st_size for status in found.values())
+        newest = max(times.values(), default=0.0)
+        for path, used in sorted(times.items(), key=lambda entry: entry[1]):
+            abandoned = path.suffix == ".part" and used < newest - _ABANDONED_SECONDS
             if abandoned or (total > self.limit_bytes and path.suffix != ".part"):
-                _remove(path)
-                total -= status.st_size
+                for gone in (path, path.with_suffix(checksum.SUFFIX)):
+                    if gone in found:
+                        _remove(gone)
+                        total -= found[gone].st_size
 
     def size(self) -> int:
         """Count the bytes that all entries take on disk."""
@@ -221,7 +238,8 @@ class Cache:
     def _entries(self) -> list[tuple[Path, os.stat_result]]:
         found = []
         # What LLVM said of the host is kept there too, by the room that asks (chips/cpu.py).
-        for pattern in (f"??/*{_SUFFIX}", f"??/*{_FILE_SUFFIX}", "??/*.json", "??/*.part"):
+        for pattern in (f"??/*{_SUFFIX}", f"??/*{_FILE_SUFFIX}", f"??/*{checksum.SUFFIX}",
+                        "??/*.json", "??/*.part"):
             for path in self.folder.glob(pattern):
                 try:
                     found.append((path, path.stat()))
