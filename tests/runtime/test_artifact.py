@@ -25,6 +25,7 @@ from terrazzo.index import maximum, minimum
 from terrazzo.runtime import artifact as module
 from terrazzo.runtime.artifact import Artifact, pack, unpack
 from terrazzo.runtime.executable import Executable
+from terrazzo.runtime.hosted import HostedExecutable
 from terrazzo.shapes import dim
 
 TABLE = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -245,8 +246,16 @@ def test_another_cpu_is_refused(artifact: Artifact) -> None:
         Executable(replace(artifact, triple="z80-unknown-none"))
 
 
-def test_control_flow_cannot_be_saved(tmp_path: Path) -> None:
-    graph = trace(lambda x: tz.cond(tz.sum(x) > 0.0, lambda v: v, lambda v: -v, x),
+def test_control_flow_is_saved_with_the_rest(tmp_path: Path) -> None:
+    graph = trace(lambda x: tz.cond(tz.sum(x) > 0.0, lambda v: v * 2, lambda v: -v, x),
                   [TensorType((3,), float32)], name="branchy")[0]
+    compile_graph(graph).save(tmp_path / "branchy.tzx")
+    loaded, x = tz.load(tmp_path / "branchy.tzx"), np.array([1, 2, 3], np.float32)
+    np.testing.assert_array_equal(loaded(x), x * 2)
+    np.testing.assert_array_equal(loaded(-x), x)
+
+
+def test_what_the_host_runs_cannot_be_saved(tmp_path: Path) -> None:
+    graph = trace(lambda x: x + 1, [TensorType((3,), float32)], name="branchy")[0]
     with pytest.raises(ArtifactError, match="branchy has control flow"):
-        compile_graph(graph).save(tmp_path / "branchy.tzx")
+        HostedExecutable(graph, compile_graph).save(tmp_path / "branchy.tzx")
