@@ -92,7 +92,8 @@ def _by_index_grad(node: Node, g: Value, _: Value | None) -> list[Value | None]:
                     axis=node.attrs["axis"])]
 
 
-def _allocate(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
+def allocate(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
+    """A statement with buffers of its own."""
     for buffer in reversed(buffers):
         body = Alloc(buffer, body)
     return body
@@ -137,7 +138,7 @@ def _rank_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
     earlier = call("or", call("lt", keys[j], keys[i]), call(
         "and", call("eq", keys[j], keys[i]), call("lt", as_scalar(j), as_scalar(i))))
     count = For(j, 0, n, Store(rank, i, cast_scalar(earlier, int64), "add"), "vector")
-    return _allocate([keys, rank], block(
+    return allocate([keys, rank], block(
         For(i, 0, n, Store(keys, i, key(i))),
         For(i, 0, n, block(Store(rank, i, as_scalar(0)), count, write(rank[i], as_scalar(i))))))
 
@@ -184,7 +185,7 @@ def _radix_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
             Store(counts, at, Const(index, 1), "add")))
         steps += [Store(total, 0, Const(index, 0)), starts, move]
     steps.append(For(k, 0, n, write(k, cast_scalar(order[n * (passes % 2) + k], int64))))
-    return _allocate([keys, order, counts, total], block(*steps))
+    return allocate([keys, order, counts, total], block(*steps))
 
 
 def _top_type(x: TensorType, *, k: int, axis: int, largest: bool
@@ -243,7 +244,7 @@ def top_few(x: Any, *, k: int, axis: int = -1, largest: bool = True,
         target = row // inner * (k * inner) + row % inner + q * inner
         write = For(q, 0, k, block(Store(outputs[0], target, inputs[0][address]),
                                    Store(outputs[1], target, order[q])))
-        return For(row, 0, rows, _allocate([best, order, key, rank], block(scan, write)),
+        return For(row, 0, rows, allocate([best, order, key, rank], block(scan, write)),
                    "parallel")
 
     return build

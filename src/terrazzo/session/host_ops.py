@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.errors import IndexOutOfRange, ModelError, TerrazzoError
+from terrazzo.ops.boxes import non_max_suppression
 
 Attrs = Mapping[str, Any]
 # (attributes of the node, version of its domain, inputs with None for those left out) -> outputs
@@ -116,45 +117,17 @@ def _range(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
 # ---------------------------------------------------------------- boxes
 @_host("NonMaxSuppression")
 def _non_max_suppression(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    """Greedy: the best box of those left is kept, and what overlaps it too much is dropped."""
+    """Compiled for a number of boxes a class; as many as there are come of it."""
     boxes, scores = np.asarray(inputs[0]), np.asarray(inputs[1])
-    most = max(0, int(_number(_given(inputs, 2), 0)))
-    overlap = _number(_given(inputs, 3), boxes.dtype.type(0))
-    least = _number(_given(inputs, 4))
-    chosen: list[tuple[int, int, int]] = []
-    for batch in range(scores.shape[0]):
-        corners = _corners(boxes[batch], bool(attrs.get("center_point_box", 0)))
-        for category in range(scores.shape[1]):
-            score = scores[batch, category]
-            left = np.argsort(-score, kind="stable")
-            if least is not None:
-                left = left[score[left] > least]
-            for _ in range(most):
-                if not left.size:
-                    break
-                best, left = left[0], left[1:]
-                chosen.append((batch, category, int(best)))
-                left = left[~_overlaps(corners[best], corners[left], overlap)]
-    return [np.array(chosen, np.int64).reshape(-1, 3)]
-
-
-def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
-    """Boxes as [low x, low y, high x, high y]; either diagonal may be given, y first."""
-    if centred:
-        half = boxes[:, 2:] / 2
-        return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
-    pairs = boxes.reshape(-1, 2, 2)[:, :, ::-1]
-    return np.concatenate([pairs.min(axis=1), pairs.max(axis=1)], axis=1)
-
-
-def _overlaps(one: np.ndarray, others: np.ndarray, threshold: Any) -> np.ndarray:
-    """Which boxes share more than a part `threshold` of their union with one box."""
-    sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
-    shared = np.where((sides > 0).all(axis=1), sides.prod(axis=1), 0)
-    area, areas = (one[2:] - one[:2]).prod(), (others[:, 2:] - others[:, :2]).prod(axis=1)
-    union = area + areas - shared
-    real = (shared > 0) & (area > 0) & (areas > 0) & (union > 0)
-    return real & (shared / np.where(real, union, 1) > threshold)
+    most = min(max(0, int(_number(_given(inputs, 2), 0))), scores.shape[-1])
+    overlap = np.float32(_number(_given(inputs, 3), 0))
+    least = np.float32(_number(_given(inputs, 4), np.nan))
+    # The first of many are also the first of more: one program serves similar numbers.
+    numbers, counts = non_max_suppression(
+        boxes, scores, overlap, least, most=1 << max(most - 1, 0).bit_length(),
+        centred=bool(attrs.get("center_point_box", 0)))
+    rows = np.nonzero(np.arange(numbers.shape[-1]) < np.minimum(counts, most)[..., None])
+    return [np.stack([rows[0], rows[1], numbers[rows]], axis=1).astype(np.int64)]
 
 
 # ---------------------------------------------------------------- sequences
