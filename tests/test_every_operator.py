@@ -80,11 +80,6 @@ MORE: dict[str, list[Case]] = {
                      case(I, bits(5, low=-9, high=-1))],
     "remainder": [case(I, bits(3, 5, low=1)), case(I, bits(5, low=-9, high=-1))],
     "digamma": [case(positive(3, 5))],
-    "non_max_suppression": [case(positive(2, 9, 4), positive(2, 3, 9)),
-                            case(positive(2, 9, 4), positive(2, 3, 9), most=4, centred=True),
-                            case(positive(1, 9, 4), positive(1, 3, 9), given(0.2), given(1.0))],
-    "suppress": [case(positive(1, 6, 4), positive(1, 1, 6), given([[[4, 2, 0, 1, 3, 5]]]),
-                      given(0.3), given(np.nan), most=3)],
     **{name: [case(specials), case(X)] for name in ("isnan", "isinf", "isfinite", "signbit")},
     **{name: [case(I, bits(3, 5)), case(truths(3, 5), truths(5))]
        for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
@@ -290,7 +285,7 @@ KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagona
                "max_unpool", "resize", "upsample", "grid_sample", "affine_grid", "roi_align",
                "max_roi_pool", "depth_to_space", "space_to_depth", "col2im", "deform_conv",
                "convolve", "conv", "conv_transpose", "integer_convolve", "conv_integer",
-               "qlinear_conv", "non_max_suppression", "suppress"}
+               "qlinear_conv", "non_max_suppression_padded", "select_boxes"}
 
 
 def symbolic_graph(name: str, arrays: Sequence[np.ndarray | None], row: Case) -> Graph:

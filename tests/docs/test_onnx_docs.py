@@ -36,7 +36,8 @@ def test_rows_say_where_operators_run() -> None:
             for version in r[1].split(", ")}
     assert rows["Conv", "11"][0] == "compiled"
     assert rows["Shape", "15"][0] == "compiled"
-    assert rows["Loop", "16"][0] == "host"
+    assert rows["Loop", "16"][0] == "compiled"
+    assert rows["Unique", "11"][0] == "host"
     assert rows["SequenceMap", "17"][0] == "function"
     assert rows["ImageDecoder", "20"][0] == "reference"
     assert rows["ZipMap", "1"][0] == "no"

@@ -1,9 +1,11 @@
-"""Suppression of boxes: by hand, against the plain algorithm, and its corner cases."""
+"""Suppression of boxes: against onnx's reference, the plain algorithm, and corner cases."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from by_onnx import by_onnx
+from checking import check, close, op
 
 import terrazzo as tz
 from terrazzo.dtypes import float32
@@ -35,47 +37,57 @@ def plain(boxes: np.ndarray, scores: np.ndarray, overlap: float, least: float, m
 @pytest.mark.parametrize("n, most", [(1, 1), (37, 37), (200, 20), (200, 200)])
 def test_against_the_plain_algorithm(n: int, most: int, rng: np.random.Generator) -> None:
     boxes, scores = boxes_in(rng, 2, n), rng.random((2, 3, n)).astype(np.float32)
-    numbers, counts = tz.non_max_suppression(boxes, scores, 0.35, 0.2, most=most)
-    assert numbers.shape == (2, 3, most)
-    for b in range(2):
-        for c in range(3):
-            kept = plain(boxes[b], scores[b, c], 0.35, 0.2, most)
-            assert counts[b, c] == len(kept)
-            np.testing.assert_array_equal(numbers[b, c], kept + [-1] * (most - len(kept)))
+    rows, count = tz.non_max_suppression_padded(
+        boxes, scores, np.int64(most), np.float32(0.35), np.float32(0.2))
+    expected = [(b, c, i) for b in range(2) for c in range(3)
+                for i in plain(boxes[b], scores[b, c], 0.35, 0.2, most)]
+    np.testing.assert_array_equal(rows[:int(count)], expected)
 
 
-def test_equal_scores_keep_their_order_and_corners_may_be_swapped() -> None:
-    box = np.array([[[0, 0, 2, 2], [2, 2, 0, 0], [10, 10, 11, 11]]], np.float32)
-    numbers, counts = tz.non_max_suppression(box, np.ones((1, 1, 3), np.float32), 0.5)
-    assert numbers[0, 0].tolist() == [0, 2, -1] and counts.tolist() == [[2]]
+@pytest.mark.onnx
+@pytest.mark.parametrize("center", [0, 1])
+@pytest.mark.parametrize("threshold", [None, 0.4])
+def test_non_max_suppression(center: int, threshold: float | None,
+                             rng: np.random.Generator) -> None:
+    boxes = rng.uniform(0, 1, (2, 20, 4)).astype(np.float32)
+    scores = np.round(rng.uniform(0, 1, (2, 3, 20)), 1).astype(np.float32)  # some are equal
+    for most, overlap in ((5, 0.2), (50, 0.5), (0, 0.5)):
+        inputs = [boxes, scores, np.array([most]), np.array([overlap], np.float32),
+                  None if threshold is None else np.array([threshold], np.float32)]
+        (expected,) = by_onnx("NonMaxSuppression", inputs, opset=11, center_point_box=center)
+        rows, count = tz.non_max_suppression_padded(*inputs, center_point_box=bool(center))
+        close(rows[:int(count)], expected)
+    check(op("non_max_suppression_padded"), *(a for a in inputs if a is not None),
+          center_point_box=bool(center))
 
 
-def test_centres_and_sizes(rng: np.random.Generator) -> None:
-    corners, scores = boxes_in(rng, 1, 50), rng.random((1, 2, 50)).astype(np.float32)
-    low, high = corners[..., :2], corners[..., 2:]
-    centred = np.concatenate([(low + high) / 2, high - low], -1)
-    for a, b in zip(tz.non_max_suppression(corners, scores, 0.4),
-                    tz.non_max_suppression(centred, scores, 0.4, centred=True), strict=True):
-        np.testing.assert_array_equal(a, b)
+def test_boxes_that_only_touch_stay() -> None:
+    boxes = np.array([[[0, 0, 1, 1], [0, 1, 1, 2], [0, 0, 0, 0]]], np.float32)
+    scores = np.array([[[0.5, 0.9, 0.1]]], np.float32)
+    rows, count = tz.non_max_suppression_padded(boxes, scores, np.int64(9), np.float32(0))
+    close(rows[:int(count), 2], np.array([1, 0, 2]))
+    # Room for fewer than there are, and no limit given at all.
+    rows, count = tz.non_max_suppression_padded(boxes, scores, np.int64(9), most=2)
+    assert rows.shape == (2, 3) and int(count) == 2
+    assert int(tz.non_max_suppression_padded(boxes, scores)[1]) == 0
 
 
-def test_boxes_without_area_and_scores_that_are_no_numbers() -> None:
-    box = np.zeros((1, 3, 4), np.float32)
-    scores = np.array([[[np.nan, 0.5, 0.7]]], np.float32)
-    assert tz.non_max_suppression(box, scores, 0.5)[1].tolist() == [[3]]
-    numbers, _ = tz.non_max_suppression(box, scores, 0.5, 0.1)
-    assert numbers[0, 0].tolist() == [2, 1, -1]
+def test_scores_that_are_no_numbers_do_not_count() -> None:
+    scores = np.array([[[np.nan, 0.5, -np.inf, 0.7]]], np.float32)
+    rows, count = tz.non_max_suppression_padded(
+        np.zeros((1, 4, 4), np.float32), scores, np.int64(9), np.float32(0.5))
+    np.testing.assert_array_equal(rows[:int(count), 2], [3, 1])
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 5), (1, 0, 5), (1, 2, 0)])
 def test_empty(shape: tuple[int, int, int]) -> None:
-    batch, classes, n = shape
-    numbers, counts = tz.non_max_suppression(np.zeros((batch, n, 4), np.float32),
-                                             np.zeros(shape, np.float32))
-    assert numbers.shape == (batch, classes, n) and not counts.any()
+    batch, _, n = shape
+    _, count = tz.non_max_suppression_padded(np.zeros((batch, n, 4), np.float32),
+                                             np.zeros(shape, np.float32), np.int64(5))
+    assert int(count) == 0
 
 
 def test_shapes_that_do_not_fit() -> None:
-    with pytest.raises(ShapeError, match=r"boxes \[batch, n, 4\]"):
-        tz.non_max_suppression(Value(TensorType((1, 5, 3), float32)),
-                               Value(TensorType((1, 2, 5), float32)))
+    with pytest.raises(ShapeError, match="do not fit scores"):
+        tz.non_max_suppression_padded(Value(TensorType((1, 4, 4), float32)),
+                                      Value(TensorType((1, 2, 5), float32)))

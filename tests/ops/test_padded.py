@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from by_onnx import by_onnx
 from checking import check, close, draw, op
 
-import terrazzo as tz
 from terrazzo.dtypes import float32
 from terrazzo.errors import ShapeError
 from terrazzo.graph.ir import TensorType, Value
@@ -70,37 +68,7 @@ def test_unique_slices(axis: int, in_order: bool, rng: np.random.Generator) -> N
             close(got, want)
 
 
-@pytest.mark.onnx
-@pytest.mark.parametrize("center", [0, 1])
-@pytest.mark.parametrize("threshold", [None, 0.4])
-def test_non_max_suppression(center: int, threshold: float | None,
-                             rng: np.random.Generator) -> None:
-    boxes = rng.uniform(0, 1, (2, 20, 4)).astype(np.float32)
-    scores = np.round(rng.uniform(0, 1, (2, 3, 20)), 1).astype(np.float32)  # some are equal
-    for most, overlap in ((5, 0.2), (50, 0.5), (0, 0.5)):
-        inputs = [boxes, scores, np.array([most]), np.array([overlap], np.float32),
-                  None if threshold is None else np.array([threshold], np.float32)]
-        (expected,) = by_onnx("NonMaxSuppression", inputs, opset=11, center_point_box=center)
-        rows, count = tz.non_max_suppression_padded(*inputs, center_point_box=bool(center))
-        close(rows[:int(count)], expected)
-    check(op("non_max_suppression_padded"), *(a for a in inputs if a is not None),
-          center_point_box=bool(center))
-
-
-def test_boxes_that_only_touch_stay() -> None:
-    boxes = np.array([[[0, 0, 1, 1], [0, 1, 1, 2], [0, 0, 0, 0]]], np.float32)
-    scores = np.array([[[0.5, 0.9, 0.1]]], np.float32)
-    rows, count = tz.non_max_suppression_padded(boxes, scores, np.int64(9), np.float32(0))
-    close(rows[:int(count), 2], np.array([1, 0, 2]))
-    # Room for fewer than there are, and no limit given at all.
-    rows, count = tz.non_max_suppression_padded(boxes, scores, np.int64(9), most=2)
-    assert rows.shape == (2, 3) and int(count) == 2
-    assert int(tz.non_max_suppression_padded(boxes, scores)[1]) == 0
-
-
 def test_errors() -> None:
     scores = Value(TensorType((1, 2, 5), float32))
-    with pytest.raises(ShapeError, match="do not fit scores"):
-        tz.non_max_suppression_padded(Value(TensorType((1, 4, 4), float32)), scores)
     with pytest.raises(ShapeError, match="needs a matrix"):
         op("rank_rows")(scores)

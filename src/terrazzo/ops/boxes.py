@@ -1,176 +1,191 @@
-"""Boxes of detectors: greedy suppression of those that overlap better ones."""
+"""Boxes of detectors: those that overlap better ones are left out, greedily."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from terrazzo.dtypes import float32, int32, int64
-from terrazzo.errors import DTypeError, ShapeError, user_location
+from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index, Var, minimum
 from terrazzo.index.guards import all_equal
 from terrazzo.loop.ir import Block, Buffer, For, If, Let, Stmt, Store, While, block
+from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
-from terrazzo.ops.elementwise import astype
+from terrazzo.ops.elementwise import astype, less, where
+from terrazzo.ops.indexing import in_range, nonzero, take
+from terrazzo.ops.reduce import sum_
+from terrazzo.ops.shape import reshape, stack
 from terrazzo.ops.sorting import allocate, argsort
-from terrazzo.scalar import Scalar, as_scalar, call
+from terrazzo.scalar import OPS, Const, Scalar, as_scalar, call
 from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import where as where_scalar
 from terrazzo.shapes import dims_text
 
-_CORNERS = ("low_x", "low_y", "high_x", "high_y")
+
+def _select_type(boxes: TensorType, scores: TensorType, order: TensorType, limit: TensorType,
+                 overlap: TensorType, *, most: int, center_point_box: bool
+                 ) -> tuple[TensorType, TensorType]:
+    batch, classes, count = scores.shape
+    if order.shape != scores.shape or not order.dtype.is_integer:
+        raise ShapeError(f"select_boxes needs an order {dims_text(scores.shape)} of integers, not "
+                         f"{order}", where=user_location())
+    if len(boxes.shape) != 3 or not all_equal(
+            boxes.shape, (batch, count, 4)):
+        raise ShapeError(f"boxes {dims_text(boxes.shape)} do not fit scores "
+                         f"{dims_text(scores.shape)}: [batch, boxes, 4] and [batch, classes, "
+                         "boxes] are needed", where=user_location())
+    return TensorType((batch, classes, most), int64), TensorType((batch, classes), int64)
 
 
-def _suppress_type(boxes: TensorType, scores: TensorType, order: TensorType, overlap: TensorType,
-                   least: TensorType, *, most: Index, centred: bool
-                   ) -> tuple[TensorType, TensorType]:
-    if any(t.dtype is not float32 for t in (boxes, scores, overlap, least)):
-        raise DTypeError("boxes, scores and thresholds of non_max_suppression are float32",
-                         where=user_location())
-    if len(boxes.shape) != 3 or len(scores.shape) != 3 or not all_equal(
-            boxes.shape, (scores.shape[0], scores.shape[2], 4)):
-        raise ShapeError(
-            f"non_max_suppression needs boxes [batch, n, 4] and scores [batch, classes, n], not "
-            f"{dims_text(boxes.shape)} and {dims_text(scores.shape)}", where=user_location())
-    rows = scores.shape[:2]
-    return TensorType((*rows, most), int64), TensorType(rows, int64)
+def _corners(box: Callable[[int], Any], center: bool) -> tuple[Any, Any, Any, Any]:
+    """Lower and upper ends along the two axes; any two opposite corners may be given."""
+    if center:
+        half = box(2) * 0.5, box(3) * 0.5
+        return box(0) - half[0], box(1) - half[1], box(0) + half[0], box(1) + half[1]
+    a, b, c, d = (box(k) for k in range(4))
+    op = _array_math if isinstance(a, np.ndarray) else call
+    return op("min", a, c), op("min", b, d), op("max", a, c), op("max", b, d)
 
 
-def _suppress_numpy(boxes: np.ndarray, scores: np.ndarray, order: np.ndarray,
-                    overlap: np.ndarray, least: np.ndarray, *, most: int, centred: bool,
-                    out: tuple[TensorType, TensorType]) -> tuple[np.ndarray, np.ndarray]:
-    chosen = np.full((*scores.shape[:2], most), -1, np.int64)
-    counts = np.zeros(scores.shape[:2], np.int64)
-    for b, c in np.ndindex(*counts.shape):
-        corners = _corners_numpy(boxes[b], centred)
-        left = order[b, c]
-        if not np.isnan(least):
-            left = left[scores[b, c][left] > least]
-        kept: list[int] = []
-        while left.size and len(kept) < most:
-            kept.append(int(left[0]))
-            left = left[1:][~_overlaps(corners[left[0]], corners[left[1:]], overlap)]
-        chosen[b, c, :len(kept)], counts[b, c] = kept, len(kept)
+def _array_math(name: str, *args: Any) -> Any:
+    return OPS[name].numpy(*args)
+
+
+def _select_numpy(boxes: np.ndarray, scores: np.ndarray, order: np.ndarray, limit: np.ndarray,
+                  overlap: np.ndarray, *, most: int, center_point_box: bool, out: Any
+                  ) -> tuple[np.ndarray, np.ndarray]:
+    batch, classes, count = scores.shape
+    chosen = np.zeros((batch, classes, most), np.int64)
+    counts = np.zeros((batch, classes), np.int64)
+    for b, c in np.ndindex(batch, classes):
+        ends = np.stack(_corners(boxes[b].T.__getitem__, center_point_box))
+        sizes = np.prod(np.maximum(ends[2:] - ends[:2], 0), axis=0)
+        alive = np.ones(count, bool)
+        for i in order[b, c]:
+            if scores[b, c, i] <= limit or counts[b, c] >= most:
+                break
+            if not alive[i] or np.isnan(scores[b, c, i]):
+                continue
+            chosen[b, c, counts[b, c]] = i
+            counts[b, c] += 1
+            shared = np.prod(np.maximum(np.minimum(ends[2:], ends[2:, i:i + 1])
+                                        - np.maximum(ends[:2], ends[:2, i:i + 1]), 0), axis=0)
+            with np.errstate(all="ignore"):
+                alive &= ~((shared > 0) & (shared / (sizes + sizes[i] - shared) > overlap))
     return chosen, counts
 
 
-def _corners_numpy(boxes: np.ndarray, centred: bool) -> np.ndarray:
-    """Boxes as [low x, low y, high x, high y]; either diagonal may be given, y first."""
-    if centred:
-        half = boxes[:, 2:] / 2
-        return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
-    pairs = boxes.reshape(-1, 2, 2)[:, :, ::-1]
-    return np.concatenate([pairs.min(axis=1), pairs.max(axis=1)], axis=1)
+@primitive(family="padded", infer=_select_type, reference=_select_numpy, loops=True,
+           differentiable=False)
+def select_boxes(boxes: Any, scores: Any, order: Any, limit: Any, overlap: Any, *, most: int,
+                 center_point_box: bool = False, out: tuple[TensorType, TensorType]) -> Any:
+    """for each class, boxes by `order`, without those that overlap one chosen before; how many
 
-
-def _overlaps(one: np.ndarray, others: np.ndarray, threshold: Any) -> np.ndarray:
-    """Which boxes share more than a part `threshold` of their union with one box."""
-    sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
-    shared = np.where((sides > 0).all(axis=1), sides.prod(axis=1), 0)
-    area, areas = (one[2:] - one[:2]).prod(), (others[:, 2:] - others[:, :2]).prod(axis=1)
-    union = area + areas - shared
-    real = (shared > 0) & (area > 0) & (areas > 0) & (union > 0)
-    return real & (shared / np.where(real, union, 1) > threshold)
-
-
-@primitive(family="vision", infer=_suppress_type, reference=_suppress_numpy, loops=True)
-def suppress(boxes: Any, scores: Any, order: Any, overlap: Any, least: Any, *, most: Index,
-             centred: bool = False, out: tuple[TensorType, TensorType]) -> Any:
-    """non_max_suppression of boxes whose order by score is known"""
-    batch, classes, n = scores.shape
+    Two boxes overlap that share more of their union than `overlap`. `order` goes from the best
+    down: the first score that is not above `limit` ends it, and nan does not count.
+    """
+    batch, classes, count = scores.shape
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         if 0 in (batch, classes):
             return Block(())
-        row, q = fresh_axis("row", batch * classes).var, fresh_axis("q", most).var
-        state = Buffer("state", int64, 2)  # how many boxes were looked at, how many are kept
+        task, q = fresh_axis("task", batch * classes), fresh_axis("q", most)
+        state = Buffer("state", int64, 2)  # how many boxes were looked at, how many chosen
         chosen, counts = outputs
-        steps: list[Stmt] = [
-            For(q, 0, most, Store(chosen, row * most + q, as_scalar(-1)), "vector"),
-            Store(state, 0, as_scalar(0)), Store(state, 1, as_scalar(0))]
-        if n != 0 and most != 0:
-            steps.append(_greedy(inputs, chosen, state, row, scores.shape, most, centred))
-        steps.append(Store(counts, row, state[1]))
-        return For(row, 0, batch * classes, allocate([state], block(*steps)), "parallel")
+        choose = None if 0 in (count, most) else _greedy(
+            inputs, chosen, state, task.var, scores.shape, most, center_point_box)
+        body = block(
+            For(q.var, 0, most, Store(chosen, task.var * most + q.var, as_scalar(0)), "vector"),
+            Store(state, 0, as_scalar(0)), Store(state, 1, as_scalar(0)), choose,
+            Store(counts, task.var, state[1]))
+        return For(task.var, 0, task.hi, allocate([state], body), "parallel")
 
     return build
 
 
-def _greedy(inputs: Sequence[Buffer], chosen: Buffer, state: Buffer, row: Var,
-            shape: Sequence[Index], most: Index, centred: bool) -> Stmt:
-    """The boxes of one class from the best down, each compared with those that were kept."""
-    boxes, scores, order, threshold, least = inputs
-    _, classes, n = shape
-    looked, count = state[0], state[1]
-    kept = [Buffer(name, float32, most) for name in (*_CORNERS, "area")]
-    here, hit = Buffer("here", float32, len(kept)), Buffer("hit", int32, 1)
-    rank = order[call("add", call("min", looked, as_scalar(n - 1)), as_scalar(row * n))]
-    score = scores[call("add", rank, as_scalar(row * n))]
-    unlimited = call("ne", least[0], least[0])
+def _greedy(inputs: Sequence[Buffer], chosen: Buffer, state: Buffer, task: Var,
+            shape: Sequence[Index], most: int, center: bool) -> Stmt:
+    """The boxes of one class from the best down, each compared with those chosen before."""
+    boxes, scores, order, limit, overlap = inputs
+    _, classes, count = shape
+    looked, found = state[0], state[1]
+    names = ("top", "left", "bottom", "right", "size")
+    kept = [Buffer(name, float32, most) for name in names]
+    here, hit = Buffer("here", float32, len(names)), Buffer("hit", int32, 1)
+    rank = in_range(order[call("min", looked, as_scalar(count - 1)) + as_scalar(task * count)],
+                    count)
+    score = scores[rank + as_scalar(task * count)]
     # Scores only fall from here on, but for nan, which comes first.
-    worth = call("or", unlimited, call("not", call("le", score, least[0])))
-    more = call("and", call("and", call("lt", looked, as_scalar(n)),
-                            call("lt", count, as_scalar(most))), worth)
+    more = call("and", call("and", call("lt", looked, as_scalar(count)),
+                            call("lt", found, as_scalar(most))), call("not", score <= limit[0]))
     box, held = Var("box"), Var("held")
-    sides = _corners(boxes, (row // classes * n + box) * 4, centred)
-    sides.append(call("mul", call("sub", sides[2], sides[0]), call("sub", sides[3], sides[1])))
+    sides = _corners(lambda i: boxes[(task // classes * count + box) * 4 + i], center)
     k = fresh_axis("k", held).var
-    shares = _overlap([b[k] for b in kept], [here[i] for i in range(len(kept))], threshold[0])
-    keep = block(*(Store(b, held, here[i]) for i, b in enumerate(kept)),
-                 Store(chosen, row * most + held, as_scalar(box)),
-                 Store(state, 1, call("add", count, as_scalar(1))))
-    wanted = call("and", call("eq", hit[0], as_scalar(0)),
-                  call("or", unlimited, call("gt", score, least[0])))
-    turn = Let(box, rank, Let(held, count, block(
-        *(Store(here, i, side) for i, side in enumerate(sides)),
-        Store(hit, 0, cast_scalar(as_scalar(0), int32)),
-        For(k, 0, held, Store(hit, 0, cast_scalar(shares, int32), "max"), "vector"),
-        If(wanted, keep),
-        Store(state, 0, call("add", looked, as_scalar(1))))))
+    ends = [call("max" if i < 2 else "min", side[k], here[i]) for i, side in enumerate(kept[:4])]
+    shared = _area(ends)
+    crossed = call("and", shared > 0.0, shared / (kept[4][k] + here[4] - shared) > overlap[0])
+    choose = block(*(Store(b, held, here[i]) for i, b in enumerate(kept)),
+                   Store(chosen, task * most + held, as_scalar(box)),
+                   Store(state, 1, found + 1))
+    wanted = call("and", call("eq", hit[0], as_scalar(0)), score > limit[0])
+    turn = Let(box, rank, Let(held, found, block(
+        *(Store(here, i, side) for i, side in enumerate((*sides, _area(sides)))),
+        Store(hit, 0, Const(int32, 0)),
+        For(k, 0, held, Store(hit, 0, cast_scalar(crossed, int32), "max"), "vector"),
+        If(wanted, choose),
+        Store(state, 0, looked + 1))))
     return allocate([*kept, here, hit], While(more, turn))
 
 
-def _corners(boxes: Buffer, at: Index, centred: bool) -> list[Scalar]:
-    """The corners of the box that starts at a place, as `_corners_numpy` has them."""
-    a, b, c, d = (boxes[at + i] for i in range(4))
-    if not centred:
-        return [call("min", b, d), call("min", a, c), call("max", b, d), call("max", a, c)]
-    half = [call("mul", v, as_scalar(0.5)) for v in (c, d)]
-    return [call("sub", a, half[0]), call("sub", b, half[1]),
-            call("add", a, half[0]), call("add", b, half[1])]
+def _area(ends: Sequence[Scalar]) -> Scalar:
+    """The area between lower and upper ends, 0 if they are crossed."""
+    tall, wide = (call("max", ends[q + 2] - ends[q], 0.0) for q in (0, 1))
+    return tall * wide
 
 
-def _overlap(one: Sequence[Scalar], other: Sequence[Scalar], threshold: Scalar) -> Scalar:
-    """Whether two boxes, given by corners and area, share too much."""
-    zero = as_scalar(0.0)
-    width = call("sub", call("min", one[2], other[2]), call("max", one[0], other[0]))
-    height = call("sub", call("min", one[3], other[3]), call("max", one[1], other[1]))
-    apart = call("or", call("le", width, zero), call("le", height, zero))
-    shared = where_scalar(apart, zero, call("mul", width, height))
-    union = call("sub", call("add", one[4], other[4]), shared)
-    condition = call("gt", call("div", shared, union), threshold)
-    for size in (shared, one[4], other[4], union):
-        condition = call("and", call("gt", size, zero), condition)
-    return condition
+@operator(family="padded", differentiable=False)
+def non_max_suppression_padded(boxes: Any, scores: Any, max_output_boxes_per_class: Any = None,
+                               iou_threshold: Any = None, score_threshold: Any = None, *,
+                               center_point_box: bool = False, most: int | None = None) -> Any:
+    """rows (batch, class, box) of the boxes kept by non-maximum suppression, and how many
 
-
-@operator(family="vision", differentiable=False)
-def non_max_suppression(boxes: Any, scores: Any, overlap: Any = 0.5, least: Any = float("nan"),
-                        *, most: Any = None, centred: bool = False) -> Any:
-    """the boxes of each class that overlap no better one too much: their numbers, and how many
-
-    boxes is [batch, n, 4]: two corners, y before x, or with `centred` centre and size, x before
-    y; scores is [batch, classes, n]. The first result is [batch, classes, most], best first, -1
-    where there are no more. Boxes share too much when the shared part of their union exceeds
-    `overlap`; those with scores up to `least` do not count.
+    Boxes [batch, boxes, 4] are two opposite corners, or a center and sizes; scores are [batch,
+    classes, boxes]. `most` is how many boxes of a class there is room for: all, if not given.
     """
-    n = scores.shape[-1]
-    most = n if most is None else minimum(most, n)
+    if scores.ndim != 3:
+        raise ShapeError(f"scores are [batch, classes, boxes], not {dims_text(scores.shape)}",
+                         where=user_location())
+    batch, classes, count = scores.shape
+    room = count if most is None else minimum(most, count)
+    if not isinstance(room, int):
+        raise ShapeError(f"non-maximum suppression of {dims_text(scores.shape)} needs a known "
+                         "number of boxes", where=user_location(), hint="give most=")
+    limit = full(shape=(), value=-np.inf, dtype=float32) if score_threshold is None else (
+        reshape(astype(score_threshold, dtype=float32), shape=()))
+    overlap = full(shape=(), value=0, dtype=float32) if iou_threshold is None else (
+        reshape(astype(iou_threshold, dtype=float32), shape=()))
+    scores = astype(scores, dtype=float32)
     order = argsort(scores, axis=-1, descending=True)
-    return suppress(astype(boxes, dtype=float32), astype(scores, dtype=float32), order,
-                    astype(overlap, dtype=float32), astype(least, dtype=float32),
-                    most=most, centred=centred)
+    chosen, counts = select_boxes(astype(boxes, dtype=float32), scores, order, limit, overlap,
+                                  most=room, center_point_box=center_point_box)
+    if max_output_boxes_per_class is None:
+        counts = counts * 0
+    else:
+        counts = _at_most(counts, reshape(max_output_boxes_per_class, shape=()))
+    slot = arange(start=room)
+    kept = less(slot, reshape(counts, shape=(batch, classes, 1)))
+    places = nonzero(kept, size=batch * classes * room)
+    total = sum_(counts)
+    flat = (places[0] * classes + places[1]) * room + places[2]
+    box = take(reshape(chosen, shape=(-1,)), flat, axis=0)
+    return stack(places[0], places[1], box, axis=1), total
+
+
+def _at_most(counts: Any, limit: Any) -> Any:
+    limit = astype(limit, dtype="int64")
+    limit = where(less(limit, 0), 0, limit)
+    return where(less(limit, counts), limit, counts)

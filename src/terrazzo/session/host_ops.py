@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.errors import IndexOutOfRange, ModelError, TerrazzoError
-from terrazzo.ops.boxes import non_max_suppression
+from terrazzo.ops.boxes import non_max_suppression_padded
 
 Attrs = Mapping[str, Any]
 # (attributes of the node, version of its domain, inputs with None for those left out) -> outputs
@@ -117,17 +117,14 @@ def _range(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
 # ---------------------------------------------------------------- boxes
 @_host("NonMaxSuppression")
 def _non_max_suppression(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    """Compiled for a number of boxes a class; as many as there are come of it."""
     boxes, scores = np.asarray(inputs[0]), np.asarray(inputs[1])
-    most = min(max(0, int(_number(_given(inputs, 2), 0))), scores.shape[-1])
-    overlap = np.float32(_number(_given(inputs, 3), 0))
-    least = np.float32(_number(_given(inputs, 4), np.nan))
+    limits = [None if i is None else np.asarray(i) for i in inputs[2:]]
+    most = int(_number(_given(inputs, 2), 0))
     # The first of many are also the first of more: one program serves similar numbers.
-    numbers, counts = non_max_suppression(
-        boxes, scores, overlap, least, most=1 << max(most - 1, 0).bit_length(),
-        centred=bool(attrs.get("center_point_box", 0)))
-    rows = np.nonzero(np.arange(numbers.shape[-1]) < np.minimum(counts, most)[..., None])
-    return [np.stack([rows[0], rows[1], numbers[rows]], axis=1).astype(np.int64)]
+    room = 1 << (min(max(most, 1), scores.shape[-1]) - 1).bit_length()
+    rows, count = non_max_suppression_padded(
+        boxes, scores, *limits, most=room, center_point_box=bool(attrs.get("center_point_box", 0)))
+    return [rows[:int(count)]]
 
 
 # ---------------------------------------------------------------- sequences
