@@ -113,6 +113,18 @@ MORE: dict[str, list[Case]] = {
     "nonzero": [case(given([0.0, 2.0, 0.0, 3.0]), size=3), case(truths(3, 5), size=15)],
     "argsort": [case(X), case(X, axis=0, descending=True), case(I)],
     "sort": [case(I), case(specials)],
+    # Nodes 0 and 2 test a feature, and 1, 3 and 4 are leaves.
+    "tree_ensemble": [
+        case(spread(rows, 3), given(np.int32(
+            [2, 4, 8, 0, 0, 4, 4, 0, 0, 12, 16, special, 0, 12, 12, 1, 0, 16, 16, 2])),
+            spread(5), given(np.int32([0, 8, 4, 12] * 4)), given(np.int32([2, 1, 0, 0] * 4)),
+            spread(3, 2), **attrs)
+        for rows, special, attrs in (
+            (5, 0, {"tests": ("le",)}), (37, 3, {"tests": ("le", "lt"), "combine": "max"}),
+            (150, 1, {"tests": ("le",), "missing": "some", "combine": "min"}))],
+    "pairwise_coupling": [case(given(np.float32([[[0.0, r, s], [1 - r, 0.0, t], [1 - s, 1 - t, 0.0]]
+                                                 for r, s, t in ((0.3, 0.6, 0.9), (0.5, 0.5, 0.5),
+                                                                 (0.99, 0.01, 0.4))])))],
     "random_bits": [case(key(), shape=(3, 5))],
     "random_key": [case(seed=42)],
     "split_key": [case(key(), num=3)],

@@ -8,6 +8,7 @@ from terrazzo.ops import (
     contract,
     control,
     conv,
+    coupling,
     creation,
     elementwise,
     getitem,
@@ -29,6 +30,7 @@ from terrazzo.ops import (
     shape,
     signal,
     sorting,
+    trees,
     vision,
 )
 from terrazzo.ops.methods import install
@@ -43,6 +45,7 @@ __all__ = [
     "contract",
     "control",
     "conv",
+    "coupling",
     "creation",
     "elementwise",
     "getitem",
@@ -64,6 +67,7 @@ __all__ = [
     "shape",
     "signal",
     "sorting",
+    "trees",
     "vision",
 ]
 

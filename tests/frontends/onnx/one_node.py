@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
 import terrazzo.frontends.onnx.convert  # noqa: F401 - registers the converters
@@ -75,6 +76,21 @@ def reference(operator: str, inputs: Sequence[np.ndarray | None], **options: Any
 
     feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
     return ReferenceEvaluator(one_node(operator, inputs, **options)).run(None, feeds)
+
+
+def by_onnxruntime(operator: str, inputs: Sequence[np.ndarray | None], **options: Any
+                   ) -> list[Any]:
+    """The results of onnxruntime, its optimiser off; skips the test where it is not installed."""
+    ort = pytest.importorskip("onnxruntime")
+    settings = ort.SessionOptions()
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    settings.log_severity_level = 4
+    model = one_node(operator, inputs, **options)
+    for output in model.graph.output:
+        output.ClearField("type")  # onnxruntime works them out
+    session = ort.InferenceSession(model.SerializeToString(), settings,
+                                   providers=["CPUExecutionProvider"])
+    return session.run(None, {f"x{i}": x for i, x in enumerate(inputs) if x is not None})
 
 
 def check(operator: str, inputs: Sequence[np.ndarray | None], *, rtol: float = 1e-5,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_node import check, one_node, run
+from one_node import by_onnxruntime, check, one_node, run
 from several_nodes import check_symbolic
 
 from terrazzo.shapes import dims
@@ -19,20 +19,6 @@ MS = "com.microsoft"
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
-
-
-def by_onnxruntime(operator: str, inputs: Sequence[np.ndarray | None], **options: Any
-                   ) -> list[np.ndarray]:
-    """The results of onnxruntime, its optimiser off."""
-    settings = ort.SessionOptions()
-    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    settings.log_severity_level = 4
-    model = one_node(operator, inputs, **options)
-    for output in model.graph.output:
-        output.ClearField("type")  # onnxruntime works them out
-    session = ort.InferenceSession(model.SerializeToString(), settings,
-                                   providers=["CPUExecutionProvider"])
-    return session.run(None, {f"x{i}": x for i, x in enumerate(inputs) if x is not None})
 
 
 def compare(operator: str, inputs: Sequence[np.ndarray | None], *, rtol: float = 1e-4,

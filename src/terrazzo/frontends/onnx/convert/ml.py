@@ -12,14 +12,17 @@ from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import Call, Result, converts
 from terrazzo.graph.ir import Value
 from terrazzo.ops import elementwise as e
+from terrazzo.ops.activation import clip
 from terrazzo.ops.arrange import pad
 from terrazzo.ops.contract import matmul
+from terrazzo.ops.coupling import pairwise_coupling
 from terrazzo.ops.indexing import take
 from terrazzo.ops.norm import softmax
 from terrazzo.ops.reduce import argmax, max_, sum_
 from terrazzo.ops.shape import concat, expand_dims, reshape, span
 
 ML = "ai.onnx.ml"
+_LEAST = 1e-7  # probability of a class against another, as in LIBSVM
 _TINY = 1e-30  # what Normalizer divides by at least, as onnx.reference does
 
 
@@ -45,6 +48,22 @@ def post_transform(call: Call, scores: Value) -> Value:
     if name not in POST_TRANSFORMS:
         call.unsupported(f"has an unknown post_transform {name!r}")
     return POST_TRANSFORMS[name](scores)
+
+
+def two_scores(call: Call, score: Value, *, probability: bool) -> Value:
+    """The scores of two classes that one column tells, as onnxruntime has them."""
+    kind = call.attr("post_transform", "NONE")
+    if kind == "LOGISTIC":
+        return e.sigmoid(concat(-score, score, axis=1))
+    if kind == "PROBIT":
+        call.unsupported("has one score for two classes and the post_transform PROBIT")
+    return concat(1.0 - score if probability else -score, score, axis=1)
+
+
+def label_above(score: Value, threshold: float, labels: list[int]) -> Value:
+    """The second of two labels where a column is above a threshold."""
+    return e.where(e.greater(reshape(score, shape=(-1,)), threshold),
+                   np.int64(labels[1]), np.int64(labels[0]))
 
 
 def labels_of(call: Call, name: str) -> list[int]:
@@ -193,17 +212,13 @@ def linear_classifier(call: Call) -> Result:
     if not isinstance(features, int):
         call.unsupported("needs to know how many features there are")
     scores = _linear(call, x, len(call.attr("coefficients")) // features)
-    columns = scores.shape[1]
-    if columns == 1 and len(labels) == 2:
-        scores = concat(-scores, scores, axis=1)
-    scores = post_transform(call, scores)
     if scores.shape[1] == 1:
-        threshold = 0.0 if call.attr("post_transform", "NONE") == "NONE" else 0.5
-        chosen = e.where(e.greater_equal(reshape(scores, shape=(-1,)), threshold),
-                         np.int64(labels[0]), np.int64(0))
-    else:
-        chosen = take(literal(np.array(labels, np.int64)), argmax(scores, axis=1), axis=0)
-    return chosen, astype(scores, dtype=float32)
+        if len(labels) != 2:
+            call.unsupported(f"has one score for {len(labels)} labels")
+        return label_above(scores, 0.0, labels), astype(
+            two_scores(call, scores, probability=True), dtype=float32)
+    chosen = take(literal(np.array(labels, np.int64)), argmax(scores, axis=1), axis=0)
+    return chosen, astype(post_transform(call, scores), dtype=float32)
 
 
 # ---------------------------------------------------------------- support vectors
@@ -237,3 +252,76 @@ def svm_regressor(call: Call) -> Result:
         scores = e.where(e.greater(scores, 0.0), 1.0, -1.0)
     return astype(post_transform(call, scores), dtype=float32)
 
+
+@converts("SVMClassifier", domain=ML)
+def svm_classifier(call: Call) -> Result:
+    labels = labels_of(call, "classlabels_ints")
+    x = floating(call.value(0))
+    counts = call.attr("vectors_per_class") or []
+    if not counts:
+        return _svm_of_planes(call, x, labels)
+    if len(counts) != len(labels):
+        call.unsupported(f"has support vectors of {len(counts)} classes for {len(labels)} labels")
+    margins = _margins(call, x, counts)
+    pairs = [(i, j) for i in range(len(labels)) for j in range(i + 1, len(labels))]
+    votes = _votes(margins, pairs, len(labels))
+    chosen = take(literal(np.array(labels, np.int64)), argmax(votes, axis=1), axis=0)
+    if call.attr("prob_a"):
+        scores = post_transform(call, _pair_probabilities(call, margins, pairs, len(labels)))
+    elif len(pairs) == 1:
+        scores = two_scores(call, margins,
+                            probability=call.attr("post_transform", "NONE") != "NONE")
+    else:
+        scores = post_transform(call, margins)
+    return chosen, astype(scores, dtype=float32)
+
+
+def _svm_of_planes(call: Call, x: Value, labels: list[int]) -> Result:
+    """Without support vectors: a plane for each class."""
+    weights = np.array(call.attr("coefficients"), x.dtype.np).reshape(len(labels), -1)
+    scores = _kernels(call, x, weights) + call.attr("rho")[0]
+    chosen = take(literal(np.array(labels, np.int64)), argmax(scores, axis=1), axis=0)
+    if len(labels) == 2:  # onnxruntime takes the larger score for that of the second class
+        best = max_(scores, axis=1)
+        sure = e.greater_equal(best, 0.5) if (weights >= 0).all() else e.greater(best, 0.0)
+        chosen = e.where(sure, np.int64(labels[1]), chosen)
+    return chosen, astype(post_transform(call, scores), dtype=float32)
+
+
+def _margins(call: Call, x: Value, counts: list[int]) -> Value:
+    """How far each row lies from the border of each pair of classes: one product for all pairs."""
+    total, starts = sum(counts), np.cumsum([0, *counts])
+    vectors = np.array(call.attr("support_vectors"), x.dtype.np).reshape(total, -1)
+    given = np.array(call.attr("coefficients"), x.dtype.np).reshape(-1, total)
+    columns = []
+    for i in range(len(counts)):
+        for j in range(i + 1, len(counts)):
+            column = np.zeros(total, x.dtype.np)
+            column[starts[i]:starts[i + 1]] = given[j - 1, starts[i]:starts[i + 1]]
+            column[starts[j]:starts[j + 1]] = given[i, starts[j]:starts[j + 1]]
+            columns.append(column)
+    margins = matmul(_kernels(call, x, vectors), literal(np.stack(columns, axis=1)))
+    return margins + literal(np.array(call.attr("rho"), x.dtype.np)[:len(columns)])
+
+
+def _votes(margins: Value, pairs: list[tuple[int, int]], classes: int) -> Value:
+    """How many other classes each class wins against."""
+    first, second = (np.zeros((len(pairs), classes), np.float32) for _ in range(2))
+    for n, (i, j) in enumerate(pairs):
+        first[n, i] = second[n, j] = 1
+    wins = astype(e.greater(margins, 0.0), dtype=float32)
+    return matmul(wins, literal(first - second)) + literal(second.sum(axis=0))
+
+
+def _pair_probabilities(call: Call, margins: Value, pairs: list[tuple[int, int]], classes: int
+                        ) -> Value:
+    """Platt's sigmoids of the margins, coupled into probabilities of classes."""
+    slope, offset = (np.array(call.attr(name), margins.dtype.np) for name in ("prob_a", "prob_b"))
+    one_of_two = clip(e.sigmoid(-(margins * literal(slope) + literal(offset))), min=_LEAST,
+                      max=1 - _LEAST)
+    place = np.zeros((classes, classes), np.int64)
+    for n, (i, j) in enumerate(pairs):
+        place[i, j], place[j, i] = n, n + len(pairs)
+    both = concat(one_of_two, 1.0 - one_of_two, axis=1)
+    table = take(both, literal(place.reshape(-1)), axis=1)
+    return pairwise_coupling(reshape(table, shape=(-1, classes, classes)))

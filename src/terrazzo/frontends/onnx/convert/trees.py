@@ -1,14 +1,8 @@
-"""Ensembles of decision trees (domain ai.onnx.ml), walked by gathers.
-
-All trees of all rows take a step at a time: the place in the tree is an index into tables of
-features, thresholds and children. Leaves lead to themselves, so that after as many steps as the
-deepest tree has, every place is a leaf.
-"""
+"""Ensembles of decision trees (domain ai.onnx.ml): their attributes as tables of `ops.trees`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,106 +12,138 @@ from terrazzo.frontends.onnx.convert.ml import (
     ML,
     POST_TRANSFORMS,
     floating,
+    label_above,
     labels_of,
     post_transform,
+    two_scores,
 )
 from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import Call, Result, converts
 from terrazzo.graph.ir import Value
 from terrazzo.ops import elementwise as e
-from terrazzo.ops.indexing import gather, take
-from terrazzo.ops.reduce import any_, argmax, max_, min_, sum_
-from terrazzo.ops.shape import broadcast_to, concat, expand_dims, reshape, span
+from terrazzo.ops.creation import full
+from terrazzo.ops.indexing import take
+from terrazzo.ops.reduce import argmax
+from terrazzo.ops.shape import concat, span
+from terrazzo.ops.trees import NODE, SIDE_BY_SIDE, TESTS, tree_ensemble
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ",
           "BRANCH_MEMBER")
-_COMPARE: dict[str, Callable[..., Value]] = {
-    "BRANCH_LEQ": e.less_equal, "BRANCH_LT": e.less, "BRANCH_GTE": e.greater_equal,
-    "BRANCH_GT": e.greater, "BRANCH_EQ": e.equal, "BRANCH_NEQ": e.not_equal,
-}
+_MEMBER = _MODES.index("BRANCH_MEMBER")
+_EQUAL = _MODES.index("BRANCH_EQ")
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_COMBINE = {"AVERAGE": "add", "SUM": "add", "MIN": "min", "MAX": "max"}
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")  # as TreeEnsemble counts
 
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Tables over the places of all trees; leaves are places that lead to themselves."""
+    """Tables over the nodes of all trees; leaves are nodes that lead to themselves."""
 
-    roots: np.ndarray  # the first place of each tree
+    roots: np.ndarray  # the first node of each tree
     feature: np.ndarray
     threshold: np.ndarray
     mode: np.ndarray  # numbers of _MODES
     when_true: np.ndarray
     when_false: np.ndarray
     missing_is_true: np.ndarray
-    weights: np.ndarray  # [places, targets], 0 where nothing is said
-    says: np.ndarray  # [places, targets], whether it is
-    members: np.ndarray  # [sets, most members], filled up with nan
-    member_set: np.ndarray  # which of these sets a place tests
+    leaf: np.ndarray  # its row in the next two, for leaves
+    weights: np.ndarray  # [leaves, targets], 0 where nothing is said
+    says: np.ndarray  # [leaves, targets], whether it is
 
     @property
-    def depth(self) -> int:
-        """How many steps lead to a leaf, at most; a circle of places has no depth."""
-        here, steps = self.roots, 0
-        while True:
-            inner = here[self.when_true[here] != here]
-            if not inner.size:
-                return steps
-            if steps > len(self.feature):
-                raise ValueError("the nodes of a tree form a circle")
-            here = np.unique(np.concatenate([self.when_true[inner], self.when_false[inner]]))
-            steps += 1
+    def inner(self) -> np.ndarray:
+        """Which nodes are no leaves."""
+        return self.when_true != np.arange(len(self.when_true))
 
 
-def _leaves(forest: Forest, x: Value) -> Value:
-    """The leaf that each row of x ends at in each tree."""
-    trees = len(forest.roots)
-    place: Any = broadcast_to(literal(forest.roots.reshape(1, trees)), shape=(x.shape[0], trees))
-
-    def look(table: np.ndarray) -> Value:
-        if (table == table[0]).all():  # the same everywhere: no need to look
-            return literal(table[0].reshape(()))
-        return take(literal(table), place, axis=0)
-
-    modes = [m for m in range(len(_MODES)) if (forest.mode == m).any()]
-    for _ in range(forest.depth):
-        feature = take(literal(forest.feature), place, axis=0)
-        value = gather(x, feature, axis=1)
-        threshold = look(forest.threshold)
-        decision: Any = None
-        for mode in modes:
-            if _MODES[mode] == "BRANCH_MEMBER":
-                sets = take(literal(forest.members), look(forest.member_set), axis=0)
-                test = any_(e.equal(expand_dims(value, axis=2), sets), axis=-1)
-            else:
-                test = _COMPARE[_MODES[mode]](value, threshold)
-            decision = test if decision is None else e.where(
-                e.equal(look(forest.mode), np.int64(mode)), test, decision)
-        if forest.missing_is_true.any():
-            decision = e.logical_or(decision, e.logical_and(
-                e.isnan(value), look(forest.missing_is_true)))
-        place = e.where(decision, take(literal(forest.when_true), place, axis=0),
-                        take(literal(forest.when_false), place, axis=0))
-    return place
+def _walks(forest: Forest) -> tuple[np.ndarray, np.ndarray]:
+    """How far the last leaf of each tree is, and the one in the middle; circles are errors."""
+    here, tree = forest.roots, np.arange(len(forest.roots))
+    longest = np.zeros(len(forest.roots), np.int32)
+    ends = [np.zeros(len(forest.roots), np.int64)]
+    inner = forest.inner
+    for steps in range(len(forest.feature) + 1):
+        going = inner[here]
+        ends.append(ends[-1] + np.bincount(tree[~going], minlength=len(forest.roots)))
+        here, tree = here[going], tree[going]
+        if not here.size:
+            half = np.array([np.searchsorted(column, column[-1] / 2) - 1
+                             for column in np.stack(ends, 1)], np.int32)
+            return longest, np.maximum(half, 0)
+        longest[tree] = steps + 1
+        here, first = np.unique(np.concatenate([forest.when_true[here], forest.when_false[here]]),
+                                return_index=True)
+        tree = np.concatenate([tree, tree])[first]
+    raise ValueError("the nodes of a tree form a circle")
 
 
 def _aggregated(call: Call, forest: Forest, x: Value, how: str) -> Value:
     """What all trees say about each target."""
-    place = _leaves(forest, x)
-    if how in ("SUM", "AVERAGE"):
-        total = sum_(take(literal(forest.weights), place, axis=0), axis=1)
-        return total / float(len(forest.roots)) if how == "AVERAGE" else total
-    if how not in ("MIN", "MAX"):
+    if how not in _COMBINE:
         call.unsupported(f"has an unknown aggregate_function {how!r}")
-    limits = np.finfo(forest.weights.dtype)
-    silent = limits.max if how == "MIN" else limits.min
-    table = np.where(forest.says, forest.weights, silent).astype(forest.weights.dtype)
-    return (min_ if how == "MIN" else max_)(take(literal(table), place, axis=0), axis=1)
+    if not isinstance(x.shape[1], int):
+        call.unsupported("needs to know how many features there are")
+    tested = forest.feature[forest.inner]
+    if tested.size and not 0 <= tested.min() <= tested.max() < x.shape[1]:
+        call.unsupported(f"tests features {tested.min()} to {tested.max()} of {x.shape[1]}")
+    trees, targets = len(forest.roots), forest.weights.shape[1]
+    combine = _COMBINE[how]
+    silent = {"add": 0.0, "min": np.inf, "max": -np.inf}[combine]
+    weights = np.where(forest.says, forest.weights, silent).astype(forest.weights.dtype)
+    total = _walked(_rounded_up(replace(forest, weights=weights), silent), x, combine)
+    if how == "AVERAGE":
+        total = total / float(trees)
+    if combine != "add" and not _all_said(forest, targets):
+        total = e.where(e.equal(total, silent), 0.0, total)  # as onnxruntime
+    return total
+
+
+def _all_said(forest: Forest, targets: int) -> bool:
+    return bool(forest.says.all(axis=0).sum() == targets)
+
+
+def _rounded_up(forest: Forest, silent: float) -> Forest:
+    """As many trees as a kernel walks side by side: those added say nothing."""
+    lacking = -len(forest.roots) % SIDE_BY_SIDE
+    if not lacking:
+        return forest
+    place, leaf = len(forest.feature), len(forest.weights)
+
+    def longer(table: np.ndarray, item: Any) -> np.ndarray:
+        return np.concatenate([table, np.full((1, *table.shape[1:]), item, table.dtype)])
+
+    return Forest(
+        np.concatenate([forest.roots, np.full(lacking, place, forest.roots.dtype)]),
+        longer(forest.feature, 0), longer(forest.threshold, 0), longer(forest.mode, 0),
+        longer(forest.when_true, place), longer(forest.when_false, place),
+        longer(forest.missing_is_true, False), longer(forest.leaf, leaf),
+        longer(forest.weights, silent), longer(forest.says, False))
+
+
+def _walked(forest: Forest, x: Value, combine: str) -> Value:
+    """The trees as the kernel reads them, and what it makes of the features."""
+    inner = forest.inner
+    modes = np.unique(forest.mode[inner]) if inner.any() else np.zeros(1, np.int64)
+    lacking = forest.missing_is_true[inner]
+    missing = "none" if not lacking.any() else "all" if lacking.all() else "some"
+    nodes = np.stack([
+        np.where(inner, forest.feature, 0), forest.when_true * NODE, forest.when_false * NODE,
+        np.where(inner, forest.mode * 2 + forest.missing_is_true, forest.leaf)], axis=1)
+    longest, half = _walks(forest)
+    # Where few leaves lie deep, most walks end early: from then on it is looked whether all did.
+    steps = np.where(longest <= half + 2, longest, half).astype(np.int32)
+    order = np.argsort(steps, kind="stable")  # trees of one length go together
+    return tree_ensemble(
+        x, literal(nodes.astype(np.int32).reshape(-1)), literal(forest.threshold),
+        literal((forest.roots[order] * NODE).astype(np.int32)), literal(steps[order]),
+        literal(forest.weights), tests=tuple(TESTS[m] for m in modes), missing=missing,
+        combine=combine)
 
 
 # ---------------------------------------------------------------- the operator of version 5
 @converts("TreeEnsemble", domain=ML)
-def tree_ensemble(call: Call) -> Result:
+def tree_ensemble_5(call: Call) -> Result:
     x = call.value(0)
     forest = _forest(call, x.dtype.np)
     result = _aggregated(call, forest, x, _AGGREGATES[call.attr("aggregate_function", 1)])
@@ -140,107 +166,122 @@ def _forest(call: Call, dtype: Any) -> Forest:
     def padded(values: Any, kind: Any) -> np.ndarray:
         return np.concatenate([np.asarray(values, kind), np.zeros(leaves, kind)])
 
-    modes = padded(call.attr("nodes_modes"), np.int64)
     missing = call.attr("nodes_missing_value_tracks_true") or [0] * nodes
-    targets = call.attr("n_targets", 1) or 1
-    says = np.zeros((nodes + leaves, targets), bool)
+    says = np.zeros((leaves, call.attr("n_targets", 1) or 1), bool)
     weights = np.zeros(says.shape, dtype)
-    at = (places, column("leaf_targetids"))
+    at = (np.arange(leaves), column("leaf_targetids"))
     says[at], weights[at] = True, call.attr("leaf_weights")
     true, false = children("true"), children("false")
     if max(true.max(), false.max()) >= nodes + leaves or min(true.min(), false.min()) < 0:
         call.unsupported("has a branch to a node that does not exist")
-    roots = column("tree_roots")
-    testers = _in_order_of_visit(roots, true, false, modes)
-    members, sets = _member_sets(call, testers, nodes + leaves, dtype)
-    return Forest(roots, padded(call.attr("nodes_featureids"), np.int64),
-                  padded(call.attr("nodes_splits"), dtype), modes, true, false,
-                  padded(missing, bool), weights, says, members, sets)
+    forest = Forest(
+        column("tree_roots"), padded(call.attr("nodes_featureids"), np.int64),
+        padded(call.attr("nodes_splits"), dtype), padded(call.attr("nodes_modes"), np.int64),
+        true, false, padded(missing, bool),
+        np.concatenate([np.zeros(nodes, np.int64), np.arange(leaves)]), weights, says)
+    return _without_sets(call, forest) if (forest.mode == _MEMBER).any() else forest
 
 
-def _in_order_of_visit(roots: np.ndarray, true: np.ndarray, false: np.ndarray, modes: np.ndarray
-                       ) -> list[int]:
+def _in_order_of_visit(forest: Forest) -> list[int]:
     """The nodes that test membership, each before its branches, the true one first."""
     found: list[int] = []
-    stack = [int(r) for r in reversed(roots)]
+    stack = [int(r) for r in reversed(forest.roots)]
     seen: set[int] = set()
     while stack:
         place = stack.pop()
-        if place in seen or true[place] == place:
+        if place in seen or forest.when_true[place] == place:
             continue
         seen.add(place)
-        if modes[place] == _MODES.index("BRANCH_MEMBER"):
+        if forest.mode[place] == _MEMBER:
             found.append(place)
-        stack += [int(false[place]), int(true[place])]
+        stack += [int(forest.when_false[place]), int(forest.when_true[place])]
     return found
 
 
-def _member_sets(call: Call, testers: list[int], places: int, dtype: Any
-                 ) -> tuple[np.ndarray, np.ndarray]:
-    """The sets that nodes test membership of; a nan ends each in the list of all members."""
-    which = np.zeros(places, np.int64)
-    if not testers:
-        return np.full((1, 1), np.nan, dtype), which
-    values = np.asarray(call.attr("membership_values"), dtype)
+def _without_sets(call: Call, forest: Forest) -> Forest:
+    """A test of membership as a chain of nodes, one for each member.
+
+    A nan ends each set in the list of all members.
+    """
+    testers = _in_order_of_visit(forest)
+    values = np.asarray(call.attr("membership_values"), forest.threshold.dtype)
     ends = np.flatnonzero(np.isnan(values))
     if len(ends) < len(testers):
         call.unsupported("has fewer sets of members than nodes that test membership")
-    pieces = np.split(values, ends + 1)[:len(testers)]
-    members = np.full((len(testers), max(len(p) for p in pieces)), np.nan, dtype)
-    for k, (piece, tester) in enumerate(zip(pieces, testers, strict=True)):
-        members[k, :len(piece)] = piece
-        which[tester] = k
-    return members, which
+    threshold, mode = list(forest.threshold), list(forest.mode)
+    false = list(forest.when_false)
+    like = list(range(len(mode)))  # the node that a node of a chain is like in all else
+    for tester, members in zip(testers, np.split(values, ends + 1)[:len(testers)], strict=True):
+        members = members[~np.isnan(members)]
+        otherwise, mode[tester] = false[tester], _EQUAL
+        if not members.size:  # nothing is equal to nan
+            threshold[tester] = np.nan
+            continue
+        here = tester
+        threshold[here] = members[0]
+        for member in members[1:]:
+            false[here] = len(mode)
+            here = len(mode)
+            threshold.append(member)
+            mode.append(_EQUAL)
+            false.append(otherwise)
+            like.append(tester)
+    return replace(
+        forest, threshold=np.array(threshold, forest.threshold.dtype), mode=np.array(mode),
+        when_false=np.array(false), feature=forest.feature[like], when_true=forest.when_true[like],
+        missing_is_true=forest.missing_is_true[like], leaf=forest.leaf[like])
 
 
 # ---------------------------------------------------------------- the older operators
 def _older_forest(call: Call, dtype: Any, kind: str, targets: int) -> Forest:
     """The tables of TreeEnsembleRegressor ("target") and TreeEnsembleClassifier ("class")."""
-    trees = np.asarray(call.attr("nodes_treeids"), np.int64)
-    ids = np.asarray(call.attr("nodes_nodeids"), np.int64)
-    place_of = {key: k for k, key in enumerate(zip(trees.tolist(), ids.tolist(), strict=True))}
-    modes = call.attr("nodes_modes")
-    places = np.arange(len(ids))
-    is_leaf = np.array([m == "LEAF" for m in modes], bool)
-    if any(m != "LEAF" and m not in _COMPARE for m in modes):
-        call.unsupported(f"has nodes of an unknown mode among {sorted(set(modes))}")
-
-    def column(name: str) -> list[Any]:
+    def column(name: str) -> np.ndarray:
         given = call.attr(f"{name}_as_tensor")
-        return given.tolist() if given is not None else call.attr(name) or []
+        return np.asarray(given if given is not None else call.attr(name) or [], dtype)
 
-    def children(name: str) -> np.ndarray:
-        given = call.attr(name)
-        return np.array([k if leaf else place_of[tree, child] for k, leaf, tree, child in zip(
-            places.tolist(), is_leaf, trees.tolist(), given, strict=True)], np.int64)
+    def whole(name: str) -> np.ndarray:
+        return np.asarray(call.attr(name) or [], np.int64)
 
-    weights = np.zeros((len(ids), targets), dtype)
+    trees, ids = whole("nodes_treeids"), whole("nodes_nodeids")
+    span_of_ids = int(ids.max(initial=0)) + 1
+    keys = trees * span_of_ids + ids
+    order = np.argsort(keys, kind="stable")
+
+    def find(tree: np.ndarray, node: np.ndarray) -> np.ndarray:
+        at = np.searchsorted(keys[order], tree * span_of_ids + node)
+        found = order[np.minimum(at, len(order) - 1)]
+        if (trees[found] != tree).any() or (ids[found] != node).any():
+            call.unsupported("has a branch to a node that does not exist")
+        return found
+
+    modes = np.array(call.attr("nodes_modes"), str)
+    inner, places = modes != "LEAF", np.arange(len(ids))
+    numbers = np.zeros(len(ids), np.int64)
+    for name in np.unique(modes[inner]):
+        if name not in _MODES[:_MEMBER]:
+            call.unsupported(f"has nodes of an unknown mode {name!r}")
+        numbers[modes == name] = _MODES.index(str(name))
+    true, false = places.copy(), places.copy()
+    for table, name in ((true, "nodes_truenodeids"), (false, "nodes_falsenodeids")):
+        table[inner] = find(trees[inner], whole(name)[inner])
+    leaf = np.cumsum(~inner) - 1
+    weights = np.zeros((int((~inner).sum()), targets), dtype)
     says = np.zeros(weights.shape, bool)
-    for tree, node, target, weight in zip(
-            call.attr(f"{kind}_treeids"), call.attr(f"{kind}_nodeids"), call.attr(f"{kind}_ids"),
-            column(f"{kind}_weights"), strict=True):
-        at = place_of[tree, node], target
-        weights[at] += weight
-        says[at] = True
-    _, roots = np.unique(trees, return_index=True)
-    first = ids[roots].min() if len(roots) else 0
-    roots = np.array([place_of[t, first] for t in np.unique(trees).tolist()], np.int64)
+    speakers = find(whole(f"{kind}_treeids"), whole(f"{kind}_nodeids"))
+    speaking = ~inner[speakers]
+    at = leaf[speakers[speaking]], whole(f"{kind}_ids")[speaking]
+    np.add.at(weights, at, column(f"{kind}_weights")[speaking])
+    says[at] = True
     missing = call.attr("nodes_missing_value_tracks_true") or [0] * len(ids)
-    numbers = [0 if m == "LEAF" else _MODES.index(m) for m in modes]
-    used = sorted({n for n, leaf in zip(numbers, is_leaf, strict=True) if not leaf}) or [0]
-    return Forest(
-        roots, np.where(is_leaf, 0, np.asarray(call.attr("nodes_featureids"), np.int64)),
-        np.asarray(column("nodes_values"), dtype),
-        np.where(is_leaf, used[0], np.asarray(numbers, np.int64)),
-        children("nodes_truenodeids"), children("nodes_falsenodeids"),
-        np.asarray(missing, bool), weights, says, np.full((1, 1), np.nan, dtype),
-        np.zeros(len(ids), np.int64))
+    _, roots = np.unique(trees, return_index=True)
+    return Forest(roots, np.where(inner, whole("nodes_featureids"), 0), column("nodes_values"),
+                  numbers, true, false, np.asarray(missing, bool), np.where(inner, 0, leaf),
+                  weights, says)
 
 
-def _base_values(call: Call, dtype: Any) -> Value | None:
+def _base_values(call: Call, dtype: Any) -> np.ndarray:
     given = call.attr("base_values_as_tensor")
-    values = given if given is not None else np.array(call.attr("base_values") or [], dtype)
-    return literal(values.astype(dtype)) if values.size else None
+    return (given if given is not None else np.array(call.attr("base_values") or [])).astype(dtype)
 
 
 @converts("TreeEnsembleRegressor", domain=ML)
@@ -249,7 +290,7 @@ def tree_ensemble_regressor(call: Call) -> Result:
     forest = _older_forest(call, x.dtype.np, "target", call.attr("n_targets", 1))
     result = _aggregated(call, forest, x, call.attr("aggregate_function", "SUM"))
     base = _base_values(call, x.dtype.np)
-    result = result if base is None else result + base
+    result = result + literal(base) if base.size else result
     return astype(post_transform(call, result), dtype=float32)
 
 
@@ -260,13 +301,34 @@ def tree_ensemble_classifier(call: Call) -> Result:
     forest = _older_forest(call, x.dtype.np, "class", len(labels))
     scores = _aggregated(call, forest, x, "SUM")
     base = _base_values(call, x.dtype.np)
-    scores = scores if base is None else scores + base
-    if len(set(call.attr("class_ids"))) == 1:  # the score of one class tells that of the other
-        column = call.attr("class_ids")[0] if len(labels) > 1 else 0
-        score = span(scores, 1, column, column + 1)
-        plain = call.attr("post_transform", "NONE") in ("NONE", "PROBIT")
-        scores = concat(1.0 - score if plain else -score, score, axis=1)
-        labels = labels if len(labels) > 1 else [0, labels[0]]
-    scores = post_transform(call, scores)
+    spoken = np.flatnonzero(forest.says.any(axis=0))
+    if len(labels) == 2 and len(spoken) == 1:
+        return _one_of_two(call, scores, labels, int(spoken[0]), base,
+                           bool((forest.weights >= 0).all()))
+    scores = scores + literal(base) if base.size else scores
     chosen = take(literal(np.array(labels, np.int64)), argmax(scores, axis=1), axis=0)
-    return reshape(chosen, shape=(x.shape[0],)), astype(scores, dtype=float32)
+    return chosen, astype(post_transform(call, scores), dtype=float32)
+
+
+def _one_of_two(call: Call, scores: Value, labels: list[int], spoken: int, base: np.ndarray,
+                positive: bool) -> Result:
+    """Two classes of which the leaves name one, as onnxruntime reads that.
+
+    Weights that are all positive make a probability, others a distance from 0. What is said of
+    the second class alone leaves the first at 0, and with two base values the other one's counts.
+    """
+    score = span(scores, 1, spoken, spoken + 1)
+    silent = full(shape=score.shape, value=0, dtype=score.dtype)
+    threshold = 0.5 if positive else 0.0
+    if spoken == 0 and base.size < 2:
+        score = score + float(base[0]) if base.size else score
+        return label_above(score, threshold, labels), astype(
+            two_scores(call, score, probability=positive), dtype=float32)
+    if spoken == 0:
+        score = score + float(base[0])
+        both = concat(score, silent, axis=1)
+    else:
+        score = score if base.size < 2 else silent + float(base[1])
+        both = concat(silent, score, axis=1)
+    return label_above(score, threshold, labels), astype(
+        post_transform(call, both), dtype=float32)
