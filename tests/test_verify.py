@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,11 +20,14 @@ from terrazzo.errors import ArgumentError, VerifyError
 from terrazzo.graph import fusion
 from terrazzo.graph import rewrite as rewriting
 from terrazzo.graph.ir import TensorType
+from terrazzo.graph.passes import recognize
 from terrazzo.graph.rewrite import P, Wild, rewrite_rule
 from terrazzo.graph.trace import trace
 from terrazzo.loop.ir import For, Function
 from terrazzo.loop.ir import rewrite as rewrite_loops
+from terrazzo.verify_report import Row
 
+quantized = importlib.import_module("terrazzo.graph.passes.quantized")
 QUICK: dict[str, Any] = {"dtypes": ["float32"], "kinds": ("random", "odd")}
 
 
@@ -191,10 +196,12 @@ def test_noise_of_an_inverse_near_its_end_is_not_a_slope() -> None:
 
 def test_nothing_is_read_for_tensors_without_elements() -> None:
     """A kernel whose result only an empty tensor reads is left out; an empty power is empty."""
-    tz.verify(lambda x: tz.repeat(tz.global_average_pool(x), repeats=2, axis=None),
-              np.ones((0, 2, 5), np.float32), kinds=("given", "symbolic"))
-    tz.verify(lambda x, y: tz.power(y, x), np.array([-7]), np.ones((0, 1), np.int64),
-              kinds=("given",))
+    with tz.knobs.override(check=True):
+        pooled = tz.jit(lambda x: tz.repeat(tz.global_average_pool(x), repeats=2, axis=None))
+        for n in (0, 2, 0, 3):
+            assert pooled(np.ones((n, 2, 5), np.float32)).shape == (4 * n,)
+        assert tz.jit(lambda x, y: tz.power(y, x))(
+            np.array([-7]), np.ones((0, 1), np.int64)).shape == (0, 1)
 
 
 def test_a_quotient_on_the_fence_may_be_rounded_either_way() -> None:
@@ -219,7 +226,8 @@ def test_numpys_habits_are_not_the_yardstick() -> None:
               kinds=("given",), levels=("graph", "expr", "loop", "code"))
     rows = np.array([[1], [np.nan], [-1], [0.5], [np.nan], [0.25]], ml_dtypes.bfloat16)
     tz.verify(lambda x: tz.rank_rows(x)[1], rows, kinds=("given",))
-    tz.verify(lambda x: tz.det(x), np.array([[0, -np.inf], [0, np.inf]], np.float32),
+    tz.verify(lambda x: tz.det(x), np.array([[[0, -np.inf], [0, np.inf]], [[1, 2], [3, 4]]],
+                                            np.float32),
               kinds=("given",), levels=("graph", "expr", "loop", "code"))
 
 
@@ -245,6 +253,153 @@ def test_every_compilation_is_checked_on_request(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setitem(scalars._FLOAT, "sub", lambda b, x, y: b.fadd(x, y))
         with pytest.raises(VerifyError, match=r"level code.* \(a call with f32\[4, 6\]\)"):
             tz.jit(lambda x: x - 2)(x)
+
+
+# ---------------------------------------------------------------- nothing checked is no success
+def test_a_level_at_which_nothing_was_compared_has_failed() -> None:
+    error = blamed(lambda x: tz.astype(tz.floor(x / x), dtype="int32"), np.full(3, 7, np.float32),
+                   levels=["code"], kinds=("random",))
+    assert "could not be checked at level code" in str(error) and error.level == "code"
+    with pytest.raises(VerifyError, match="no element was compared"):
+        tz.verify(lambda x: x + 1, np.ones((0, 3), np.float32), kinds=("given",))
+    with pytest.raises(VerifyError, match="no element was compared"):
+        tz.verify(tz.argmax, np.ones((4, 3), np.float32), levels=["gradient"], **QUICK)
+
+
+def test_places_of_extrema_are_checked_where_rounding_does_not_matter() -> None:
+    x = np.array([[1.0, 3.0, 2.0], [5.0, 5.0, 1.0]], np.float32)
+    error = bounds_of(lambda x: tz.argmax(tz.exp(x), axis=-1), x).error
+    assert error[0] == 0 and np.isinf(error[1]), "of two equal numbers either may be the larger"
+    report = tz.verify(lambda x: tz.argmax(tz.exp(x)), x, levels=["code"], kinds=("random",))
+    assert report.elements("code") > 0
+
+
+def test_what_was_left_out_is_in_the_report() -> None:
+    x = np.ones((64, 64), np.float32)
+    report = tz.verify(lambda x: tz.argmax(tz.sort(x @ x), axis=-1), x, dtypes=["float32"],
+                       kinds=("random",))
+    text = str(report)
+    assert "left out: level expr of k_sort_pairs: its kernel is made of loops directly" in text
+    assert "left out: level loop of k_" in text and "20,000 statements" in text
+    assert "left out: level gradient of <lambda>: no result is a float" in text
+
+
+# ---------------------------------------------------------------- rewrites are blamed by name
+def broken(table: rewriting.RuleTable, name: str) -> rewriting.RuleTable:
+    """The table with one rule answering twice what it should."""
+    def spoil(rule: rewriting.Rule) -> rewriting.Rule:
+        def build(node: Any, **found: Any) -> Any:
+            given = {**found, "node": node}
+            answer = rule.build(**{k: given[k] for k in rule.wants})
+            return None if answer is None else answer * 2
+
+        names = [*(n for n in rule.wants if n != "node"), "node"]
+        build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names])
+        return rewriting.Rule(rule.name, rule.pattern, build, rule.level)
+
+    assert any(name in rule.name for rule in table)
+    return rewriting.RuleTable(tuple(spoil(r) if name in r.name else r for r in table))
+
+
+def exact_gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + tz.erf(x * 0.7071067811865476))
+
+
+def normed(x: Any) -> Any:
+    centred = x - tz.mean(x, axis=-1, keepdims=True)
+    return centred / tz.sqrt(tz.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
+
+
+def attended(q: Any, k: Any, v: Any) -> Any:
+    return tz.softmax(tz.matmul(q, tz.permute_dims(k, axes=(0, 1, 3, 2))) * 0.25) @ v
+
+
+def rotated(x: Any, cos: Any, sin: Any) -> Any:
+    half = x.shape[-1] // 2
+    turned = tz.concat([-x[..., half:], x[..., :half]], axis=-1)
+    return x * cos + turned * sin
+
+
+CASES = {
+    "gelu": (exact_gelu, [(4, 8)]),
+    "norm": (normed, [(4, 8)]),
+    "attention": (attended, [(1, 2, 8, 16)] * 3),
+    "rotary": (rotated, [(2, 3, 8, 16), (8, 16), (8, 16)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_recogniser_is_blamed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, shapes = CASES[case]
+    arrays = [np.ones(s, np.float32) for s in shapes]
+    graph, _ = trace(function, [TensorType(s, float32) for s in shapes], name=case)
+    applied = {a.rule for step in compiler.rewriting(graph) for a in step.applied
+               if step.name == "recognition of patterns"}
+    assert len(applied) == 1, applied
+    (name,) = applied
+    monkeypatch.setattr(recognize, "PATTERNS", broken(recognize.PATTERNS, name))
+    for levels in (("graph", "code"), ("code",)):
+        error = blamed(function, *arrays, levels=levels, kinds=("random",))
+        assert error.level == "graph" and f"rewrite rule {name!r}" in (error.operator or "")
+
+
+@pytest.mark.parametrize("name", [r.name for r in quantized.REWRITES])
+def test_a_wrong_quantised_rewrite_is_blamed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = quantised_layers()
+    applied = {a.rule for step in compiler.rewriting(graph) for a in step.applied}
+    assert name in applied
+    sound = next(r for r in quantized.REWRITES if r.name == name)
+
+    def unsound(node: Any, uses: Any) -> Any:
+        answer = sound.build(node, uses)
+        if answer is None:
+            return None
+        return answer * 2.0 if answer.dtype.is_float else tz.minimum(answer, 3)
+
+    monkeypatch.setattr(quantized, "REWRITES", tuple(
+        replace(r, build=unsound) if r is sound else r for r in quantized.REWRITES))
+    x = np.random.default_rng(0).uniform(-1, 1, graph.inputs[0].shape).astype(np.float32)
+    with pytest.raises(verifier.Wrong) as caught:
+        verifier.Subject(graph).check([x], ("graph",))
+    assert f"rewrite rule {name!r}" in caught.value.what
+
+
+def quantised_layers() -> Any:
+    """A graph that every quantised rewrite applies to."""
+    rng = np.random.default_rng(1)
+    weights = rng.integers(-9, 9, (6, 6)).astype(np.int8)
+    kernels = rng.integers(-9, 9, (6, 6, 1, 1)).astype(np.int8)
+    scale, zero = np.float32(0.02), np.uint8(128)
+
+    def again(x: Any, zero: Any = zero) -> Any:
+        return tz.dequantize_linear(tz.quantize_linear(x, scale, zero), scale, zero)
+
+    def layers(x: Any) -> Any:
+        x = again(x)
+        y = again(tz.conv(x, tz.dequantize_linear(kernels, scale)) + 0.1)
+        y = tz.max(y, axis=-1)
+        z = again(again(y @ tz.dequantize_linear(weights, scale) + np.float32(0.3)
+                        + np.float32(0.2)))
+        return again(again(tz.concat([z, again(y)], axis=-1)), np.int8(0))
+
+    return trace(layers, [TensorType((2, 6, 6, 5), float32)], name="quantised")[0]
+
+
+def test_a_rule_among_many_is_found() -> None:
+    """Blame is laid on the rewrite at which the value goes wrong, in the order of applying."""
+    def chain(x: Any) -> Any:
+        for _ in range(20):
+            x = tz.negative(tz.negative(x)) * 1.0 + 0.5
+        return tz.tanh(x)
+
+    before = list(rewriting._user_rules)
+    rewrite_rule(P.tanh(Wild("x")), name="tanh is sine")(lambda x: tz.sin(x))
+    try:
+        error = blamed(chain, np.ones(4, np.float32), kinds=("random",))
+    finally:
+        rewriting._user_rules[:] = before
+    assert "'tanh is sine' on tanh" in (error.operator or "")
 
 
 # ---------------------------------------------------------------- bounds
@@ -367,6 +522,6 @@ def test_packed_constants_and_shared_kernels_are_checked() -> None:
     subject = verifier.Subject(graph)
     first, second = subject.lowering.functions
     assert first is second and list(first.packed) == [1]
-    levels: set[str] = set()
-    subject.check([np.ones((4, 6), np.float32)], note=lambda level, _: levels.add(level))
-    assert levels == {"graph", "expr", "loop", "code"}
+    row = Row("float32")
+    subject.check([np.ones((4, 6), np.float32)], notes=row)
+    assert set(row.elements) == {"graph", "expr", "loop", "code"}

@@ -481,17 +481,18 @@ def _lower(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def lower(graph: Graph, level: str, target: str = "cpu") -> str:
     """One level of a graph's compilation as text."""
-    from terrazzo.chips.cpu import host
-    from terrazzo.compiler import Lowering, level_text
+    from terrazzo.compiler import LEVELS_OF, graph_level
 
-    lowering = Lowering(graph, host())
-    if level == "triton" or target == "cuda":
-        from terrazzo.codegen.triton.source import triton_source
-
-        return "\n\n".join(triton_source(g.program) for g in lowering.fused.groups)
-    if target != "cpu":
-        raise DeviceError(f"there is no target {target!r}", hint="targets are cpu and cuda")
-    return level_text(lowering, level)
+    if target not in LEVELS_OF:
+        raise DeviceError(f"there is no target {target!r}",
+                          hint=f"targets are {' and '.join(LEVELS_OF)}")
+    if level not in LEVELS_OF[target]:
+        known = any(level in levels for levels in LEVELS_OF.values())
+        raise ArgumentError(
+            f"the target {target} has no level {level!r}" if known else
+            f"there is no level {level!r}",
+            hint=f"levels of {target} are {', '.join(LEVELS_OF[target])}")
+    return graph_level(graph, level)
 
 
 def _compile(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

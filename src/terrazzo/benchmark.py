@@ -247,6 +247,8 @@ def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
         notes = _torch_ways(graph, leaves, ways) if torch else ["torch was not asked for"]
         time_rounds(ways, rounds)
     flops, size = work(graph)
+    if needs_host(inlined(graph)):
+        notes = [*notes, "with control flow, operations are not counted, nor what it reads again"]
     limits = roofline()
     lines = tuple(Line(w.name, w.median, size, flops, limits.seconds(flops, size)) for w in ways)
     types = ", ".join(str(v.type) for v in graph.inputs)
@@ -322,9 +324,10 @@ def work(graph: Graph) -> tuple[float, float]:
     What fusion keeps out of memory is not counted, so an unfused rival moves more than this says.
     """
     size = sum(_elements(v.shape) * v.dtype.itemsize for v in (*graph.inputs, *graph.outputs))
-    if needs_host(graph):
+    flat = inlined(graph)
+    if needs_host(flat):  # how often the host runs what, only running tells
         return 0.0, float(size)
-    functions = Lowering(inlined(graph), host()).functions
+    functions = Lowering(flat, host()).functions
     return float(sum(_known(f.flops) for f in functions)), float(size)
 
 

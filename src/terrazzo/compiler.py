@@ -15,7 +15,7 @@ from terrazzo.chips.cpu import host
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import jit, worker
 from terrazzo.codegen.llvm.program import Argument, Call, module_text
-from terrazzo.errors import ArtifactError, CompileError
+from terrazzo.errors import ArgumentError, ArtifactError, CompileError
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import lower
 from terrazzo.expr.schedule import Schedule
@@ -27,7 +27,7 @@ from terrazzo.graph.passes import canonicalize, inline_composites
 from terrazzo.graph.passes.cse import frozen
 from terrazzo.graph.passes.inline import in_bodies
 from terrazzo.graph.passes.recognize import recognize
-from terrazzo.graph.rewrite import Applied, RuleTable, user_rules
+from terrazzo.graph.rewrite import Applied, Pass, RuleTable, user_rules
 from terrazzo.index import Index, Var
 from terrazzo.knobs import Settings, knobs
 from terrazzo.loop.ir import Buffer, Function
@@ -241,13 +241,26 @@ def _free(index: Index) -> set[Var]:
     return free_vars(index)
 
 
-def inlined(graph: Graph, log: list[Applied] | None = None, options: Options | None = None
-            ) -> Graph:
+def inlined(graph: Graph, log: list[Applied] | None = None, options: Options | None = None,
+            trail: list[Pass] | None = None) -> Graph:
     """A graph of primitives and of those composite operators that have a kernel of their own."""
     options = options or Options.now()
-    graph = recognize(graph, log, options.level)
-    graph = inline_composites(graph, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
-    return in_bodies(graph, lambda body: inlined(body, log, options))
+    known = recognize(graph, log, options.level, trail)
+    graph = inline_composites(known, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
+    graph = in_bodies(graph, lambda body: inlined(body, log, options))
+    if trail is not None:
+        trail.append(Pass("inlining of operators", known, graph, ()))
+    return graph
+
+
+def rewriting(graph: Graph, options: Options | None = None) -> list[Pass]:
+    """The steps by which a graph is rewritten when it is compiled."""
+    options = options or Options.now()
+    trail: list[Pass] = []
+    for _ in range(2):  # once for the cache key, and once more when it is lowered
+        graph = inlined(graph, None, options, trail)
+    canonicalize(graph, options.level, options.rules, trail)
+    return trail
 
 
 # ---------------------------------------------------------------- groups
@@ -400,10 +413,28 @@ def _dump(lowering: Lowering) -> None:
         print(level_text(lowering, level))
 
 
+# The levels of each target, from the top down.
+LEVELS_OF = {
+    "cpu": ("graph", "canonical", "expr", "schedule", "loop", "llvm", "asm", "triton"),
+    "cuda": ("graph", "canonical", "expr", "triton"),
+}
+_WHOLE = ("graph", "canonical")  # levels that hold control flow as it is
+
+
+def graph_level(graph: Graph, level: str) -> str:
+    """One level of a graph's compilation as text; below control flow, of each part by itself."""
+    from terrazzo.runtime.hosted import needs_host, pieces
+
+    flat = inlined(graph)
+    if level in _WHOLE or not needs_host(flat):
+        return level_text(Lowering(graph, host()), level)
+    parts = [f"# {g.name}: a part that the host calls\n{level_text(Lowering(g, host()), level)}"
+             for g in pieces(flat, inlined)]
+    return "\n\n".join(parts)
+
+
 def level_text(lowering: Lowering, level: str) -> str:
     """One level of a compilation as text."""
-    from terrazzo.errors import ArgumentError
-
     if level == "graph":
         return str(lowering.source)
     if level == "canonical":
@@ -418,5 +449,9 @@ def level_text(lowering: Lowering, level: str) -> str:
         return lowering.llvm
     if level == "asm":
         return lowering.assembly()
+    if level == "triton":
+        from terrazzo.codegen.triton.source import triton_source
+
+        return "\n\n".join(triton_source(g.program) for g in lowering.fused.groups)
     raise ArgumentError(f"there is no level {level!r}",
-                        hint="levels are graph, canonical, expr, schedule, loop, llvm, asm, triton")
+                        hint=f"levels are {', '.join(LEVELS_OF['cpu'])}")

@@ -15,12 +15,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from terrazzo import error_bounds_control
 from terrazzo.dtypes import DType, float32, float64
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, expand
@@ -51,6 +52,9 @@ WELL_CONDITIONED = 1024.0
 
 # From floats to integers: a rounding on the way may decide for the integer next to it.
 _DECIDING = ("astype", "quantize_linear")
+# Integers whose bound is a count: quantised numbers that may be one off, and what is made of them.
+_COUNTED = frozenset({"quantize_linear", "integer_matmul", "integer_convolve", "astype", "add",
+                      "subtract", "multiply", "maximum", "minimum", "max", "min"})
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MOVEMENT = {"reshape": None, "permute_dims": None, "broadcast_to": None, "concat": None,
              "slice": None, "place": None, "take_at": 1, "gather": 1}  # how many inputs are data
@@ -109,6 +113,10 @@ def _node(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]) -> 
     given = [b for b in inputs if b is not None]
     exact = all(b.exact for b in given)
     name = node.op.name
+    if node.op.family == "control":
+        return error_bounds_control.bounds(node, given, dims, follow, Bounded) or [
+            Bounded(v, np.full(v.shape, np.inf))
+            for v in _run(node, [b.value for b in given], dims)]
     if name == "bitcast":
         return _bitcast(node, given[0], dims)
     values = _run(node, [None if b is None else b.value for b in inputs], dims)
@@ -132,7 +140,8 @@ def _settled(value: np.ndarray, error: np.ndarray, dtype: DType, name: str) -> B
     """A node's result with the rounding of the operation and of its type added."""
     error = np.where(np.isnan(error), np.inf, error)
     if not dtype.is_float:
-        return Bounded(value, np.where(error > 0, np.inf, 0.0))
+        counted = dtype.is_integer and (name in _COUNTED or name in _MOVEMENT)
+        return Bounded(value, error if counted else np.where(error > 0, np.inf, 0.0))
     ulps = 0.0 if name in _MOVEMENT else ULPS.get(name, FEW)
     if ulps:
         size = np.where(np.isfinite(value), np.abs(value), 0.0)
@@ -171,7 +180,8 @@ def growth(count: int) -> float:
 def _deviation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """How far results are apart; equal infinities and two nans are not apart at all."""
     if a.dtype.kind not in "f":
-        return np.where(a == b, 0.0, np.inf)
+        apart = np.abs(_wide(a) - _wide(b)) if a.dtype.kind in "iu" else np.inf
+        return np.where(a == b, 0.0, apart)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     return np.where(same, 0.0, np.where(np.isfinite(a) & np.isfinite(b), np.abs(a - b), np.inf))
 
@@ -186,7 +196,8 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
         x, y = given
         reach = x.error + y.error
         gap = _deviation(*np.broadcast_arrays(_wide(x.value), _wide(y.value)))
-        return [np.where((reach > 0) & ~(gap > reach), np.inf, 0.0)]
+        unsure = (reach > 0) & ~(gap > reach)
+        return [np.where(unsure & ~_is_the_extremum(node, unsure), np.inf, 0.0)]
     if node.op.name == "where":
         chooser, x, y = given
         chosen = np.where(chooser.value, x.error, y.error)
@@ -204,6 +215,10 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
     for b in given:
         if b.exact:
             ways.append((b.value,))
+        elif b.value.dtype.kind != "f" and node.op.name in _COUNTED and (
+                b.value.dtype.kind in "iu"):
+            unknown = unknown | ~np.isfinite(b.error)
+            ways.append(_counts(b))
         elif b.value.dtype.kind != "f":
             unknown = unknown | (b.error > 0)
             ways.append((b.value,))
@@ -215,6 +230,19 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
         (other,) = _run(node, corner, dims)
         error = np.maximum(error, _deviation(other, value))
     return [np.where(unknown | _undefined(node.op.name, given), np.inf, error)]
+
+
+def _is_the_extremum(node: Node, unsure: np.ndarray) -> np.ndarray:
+    """Where x == max(x) holds however x was rounded: all others are certainly smaller.
+
+    That is how positions of extrema are found.
+    """
+    x, y = node.inputs
+    source = None if y is None else y.node
+    if node.op.name != "equal" or source is None or source.op.name not in ("max", "min") or (
+            source.inputs[0] is not x or not source.attrs["keepdims"]):
+        return np.zeros(unsure.shape, bool)
+    return unsure & (unsure.sum(axis=source.attrs["axis"], keepdims=True) == 1)
 
 
 def _undefined(name: str, given: Sequence[Bounded]) -> Any:
@@ -259,8 +287,10 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 def _to_integer(x: Bounded, dtype: DType) -> np.ndarray:
     """Casts to integers and booleans; what does not fit an integer has no defined result."""
-    if x.value.dtype.kind != "f":
-        return x.error
+    if x.value.dtype.kind != "f":  # bytes that may be one off fit a wider integer as they are
+        fits = dtype.is_integer and x.value.dtype.kind in "iu" and (
+            8 * x.value.dtype.itemsize < dtype.bits)
+        return x.error if fits else np.where(x.error > 0, np.inf, 0.0)
     value, error = x.value, x.error
     if dtype.is_bool:
         return np.where((error > 0) & ~(np.abs(value) > error), np.inf, 0.0)
@@ -300,6 +330,42 @@ def _quantized(node: Node, inputs: list[Bounded | None], values: list[np.ndarray
         (other,) = _run(node, corner, dims)
         error = np.maximum(error, _deviation(other, value))
     return [np.where(unknown, np.inf, error)]
+
+
+def _counts(x: Bounded) -> tuple[np.ndarray, np.ndarray]:
+    """Integers moved up and down by their errors, within their type."""
+    limits = np.iinfo(x.value.dtype)
+    step = np.where(np.isfinite(x.error), x.error, 0.0)
+    up, down = (np.clip(_wide(x.value) + s, limits.min, limits.max).astype(x.value.dtype)
+                for s in (step, -step))
+    return up, down
+
+
+def _dequantized(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+                 dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """As many scales off as the quantised number is."""
+    x, scale, *rest = inputs
+    assert x is not None and scale is not None
+    if not scale.exact or any(b is not None and not b.exact for b in rest):
+        return _sampled(node, inputs, values, dims)
+    return _error_run(node, [x.error, np.abs(scale.value), None], dims)
+
+
+def _integer_contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+                         dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """Sums of products of bytes that may be some off."""
+    x, y = inputs
+    assert x is not None and y is not None
+
+    def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.abs(_wide(run_node(node, [a, b], dims)[0]))
+
+    known = [np.where(np.isfinite(b.error), b.error, 0.0) for b in (x, y)]
+    sizes = [_finite(b.value) for b in (x, y)]
+    error = product(known[0], sizes[1] + known[1]) + product(sizes[0], known[1])
+    lost = [np.isinf(b.error) * 1.0 for b in (x, y)]
+    touched = product(lost[0], np.ones_like(sizes[1])) + product(np.ones_like(sizes[0]), lost[1])
+    return [np.where(touched > 0, np.inf, error)]
 
 
 # ---------------------------------------------------------------- reductions and contractions
@@ -533,6 +599,8 @@ _RULES: dict[str, Rule] = {
     "all": _extreme, "cumulative": _cumulative, "linear_recurrence": _linear_recurrence,
     "batch_matmul": _contraction, "convolve": _contraction, "sort_pairs": _sorted,
     "top_few": _sorted, "quantize_linear": _quantized, "det": _determinant,
+    "dequantize_linear": _dequantized, "integer_matmul": _integer_contraction,
+    "integer_convolve": _integer_contraction,
 }  # fmt: skip
 
 
@@ -547,6 +615,7 @@ class Difference:
     expected: Any = None
     got: Any = None
     checked: int = 0
+    open: int = 0  # elements that have no bound, so that nothing can be said of them
 
 
 def compare(got: np.ndarray, expected: Bounded, dtype: DType, allow: float = SAFETY) -> Difference:
@@ -555,8 +624,10 @@ def compare(got: np.ndarray, expected: Bounded, dtype: DType, allow: float = SAF
     sure = np.isfinite(expected.error)
     if not dtype.is_float:
         wrong = sure & (got != expected.value)
+        if dtype.is_integer:
+            wrong &= np.abs(_wide(got) - _wide(expected.value)) > expected.error
         return _difference(got, expected.value, wrong, np.zeros(got.shape), np.zeros(got.shape),
-                           int(sure.sum()))
+                           sure)
     with np.errstate(all="ignore"):
         found, value, error = got.astype(np.float64), expected.value, expected.error
         over = np.abs(value) > dtype.max * (1 + dtype.eps / 4)
@@ -573,13 +644,14 @@ def compare(got: np.ndarray, expected: Bounded, dtype: DType, allow: float = SAF
                           smallest(dtype))
         ulps = np.where(sure & (room < WELL_CONDITIONED * unit), away / unit, 0.0)
         share = np.where(sure, away / room, 0.0)
-    return _difference(got, value.astype(dtype.np), wrong, ulps, share, int(sure.sum()))
+    return _difference(got, value.astype(dtype.np), wrong, ulps, share, sure)
 
 
 def _difference(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, ulps: np.ndarray,
-                share: np.ndarray, checked: int) -> Difference:
-    worst, part = float(np.max(ulps, initial=0.0)), float(np.max(share, initial=0.0))
+                share: np.ndarray, sure: np.ndarray) -> Difference:
+    found = Difference(float(np.max(ulps, initial=0.0)), float(np.max(share, initial=0.0)),
+                       checked=int(sure.sum()), open=int((~sure).sum()))
     if not wrong.any():
-        return Difference(worst, part, checked=checked)
+        return found
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return Difference(worst, part, index, expected[index], got[index], checked)
+    return replace(found, index=index, expected=expected[index], got=got[index])

@@ -110,11 +110,10 @@ def _node_gradients(node: Node, reached: Sequence[Value | None], dependent: set[
         raise NotDifferentiable(f"{node.op.name} computes {node.types[0]}, and gradients of complex"
                                 " values are not supported", where=node.where or None,
                                 hint="differentiate with respect to real and imaginary parts")
-    full_cotangents = [_filled(t, 0) if g is None and t.dtype.is_float else g
+    full_cotangents = [zeros(t) if g is None and t.dtype.is_float else g
                        for g, t in zip(reached, node.types)]
     if node.op.grad is not None:
-        answer = node.op.grad(node, *full_cotangents)
-        return answer if isinstance(answer, (list, tuple)) else [answer]
+        return rule_gradients(node, full_cotangents)
     if node.op.body is None:
         raise NotDifferentiable(f"the operator {node.op.name} is said to be differentiable, but "
                                 "has no gradient rule", where=node.where or None,
@@ -124,6 +123,26 @@ def _node_gradients(node: Node, reached: Sequence[Value | None], dependent: set[
     pulled = dict(zip(sources, _gradients(results, full_cotangents, sources)))
     # An input given twice has one gradient in all: it is counted at its first place.
     return [None if v is None else pulled.pop(v, None) for v in node.inputs]
+
+
+def rule_gradients(node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
+    """What an operator's own rule answers: a gradient, or None, for each of its inputs."""
+    assert node.op.grad is not None
+    answer = node.op.grad(node, *cotangents)
+    found = answer if isinstance(answer, (list, tuple)) else [answer]
+    wanted = len(node.inputs)
+    if len(found) != wanted:
+        raise GradientError(
+            f"the gradient rule of {node.op.name} returned {len(found)} "
+            f"gradient{'s' * (len(found) != 1)}, and the operator has {wanted} "
+            f"input{'s' * (wanted != 1)}", where=node.where or None,
+            hint=f"return a list of {wanted}, with None for an input that has no gradient")
+    return [None if g is None else as_value(g) for g in found]
+
+
+def zeros(type: TensorType) -> Value:
+    """A gradient of nothing."""
+    return _filled(type, 0)
 
 
 def _filled(type: TensorType, number: int) -> Value:
@@ -185,7 +204,7 @@ def _input_gradients(graph: Graph, cotangents: Sequence[Value | None],
     chosen = [v for v in graph.inputs if v.dtype.is_float] if wrt is None else [
         graph.inputs[i] for i in wrt]
     found = gradients(graph.outputs, cotangents, chosen)
-    return tuple(_filled(v.type, 0) if g is None else g for v, g in zip(chosen, found))
+    return tuple(zeros(v.type) if g is None else g for v, g in zip(chosen, found))
 
 
 def _check_scalar(value: Value, name: str) -> None:
@@ -280,7 +299,7 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
             arguments[i] = _map_leaves(arguments[i], stand_in)
         result = function(*arguments, **kwargs)
         outputs, cotangents = pull(result)
-        found = [_filled(v.type, 0) if g is None else g
+        found = [zeros(v.type) if g is None else g
                  for v, g in zip(fresh, gradients(outputs, cotangents, fresh))]
         results = [as_value(leaf) for leaf in _leaves(result)]
         body = Graph(_name(function), tuple(fresh), (*results, *found))

@@ -390,6 +390,17 @@ class Applied:
         return f"{self.rule}: {self.node}" + (f"  ({self.where})" if self.where else "")
 
 
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One step of rewriting a graph, kept so that blame can be laid on it."""
+
+    name: str
+    before: Graph
+    after: Graph
+    applied: Sequence[Applied]
+    partly: Callable[[int], Graph] | None = None  # only the first so many of its rewrites
+
+
 def describe(node: Node) -> str:
     """A node in one line: `add(f32[4], f32[]) -> f32[4]`."""
     args = ", ".join("none" if v is None else str(v.type) for v in node.inputs)
@@ -406,26 +417,29 @@ def use_counts(graph: Graph) -> dict[Value, int]:
 
 
 def rewrite(graph: Graph, rules: RuleTable, level: str = "all", *,
-            limit: int | None = None) -> tuple[Graph, list[Applied]]:
+            limit: int | None = None, most: int | None = None) -> tuple[Graph, list[Applied]]:
     """Apply rules bottom up until none applies; answers the new graph and what was done.
 
     `limit` bounds the number of applications, so that rules which undo each other are found.
+    `most` stops after so many of them, so that the one that does harm is found.
     """
     index = rules.up_to(level).by_operator
     budget = limit if limit is not None else 1000 + 50 * len(graph.nodes)
     applied: list[Applied] = []
     while True:
         before = len(applied)
-        graph = _one_round(graph, index, applied, budget)
+        graph = _one_round(graph, index, applied, budget, most)
         if len(applied) == before:
             return graph, applied
 
 
 def _one_round(graph: Graph, index: Mapping[str, Sequence[Rule]], applied: list[Applied],
-               budget: int) -> Graph:
+               budget: int, most: int | None) -> Graph:
     uses = use_counts(graph)
 
     def visit(node: Node) -> tuple[Value, ...] | None:
+        if most is not None and len(applied) >= most:
+            return None
         for rule in index.get(node.op.name, ()):
             answer = rule.apply(node, uses)
             if answer is not None:

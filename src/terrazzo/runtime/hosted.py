@@ -35,6 +35,23 @@ def needs_host(graph: Graph) -> bool:
     return any(on_host(node) for node in graph.nodes)
 
 
+def pieces(graph: Graph, prepare: Callable[[Graph], Graph]) -> list[Graph]:
+    """The graphs that are compiled one by one where the host runs control flow.
+
+    `prepare` is what is done to each before it is compiled.
+    """
+    found: list[Graph] = []
+    for step, _, _ in HostedExecutable(graph, lambda g: None).steps:
+        if isinstance(step, _Piece):
+            found.append(step.graph)
+    inner = [g for node in graph.nodes if on_host(node) for g in node.attrs.values()
+             if isinstance(g, Graph)]
+    for g in inner:
+        flat = prepare(g)
+        found += pieces(flat, prepare) if needs_host(flat) else [g]
+    return found
+
+
 class HostedExecutable:
     """A graph cut at the operators that the host runs; everything between is compiled."""
 

@@ -258,9 +258,10 @@ RULES = NEUTRAL + SIGNS + TWICE + POWERS + CHOICES + CONVERSIONS + MOVEMENT
 
 
 def algebra(graph: Graph, log: list[Applied] | None = None, level: str = "all",
-            added: RuleTable | None = None) -> Graph:
+            added: RuleTable | None = None, most: int | None = None) -> Graph:
     """Apply the rules of this room, and those that users added, up to a level."""
-    graph, applied = rewrite(graph, RULES + (user_rules() if added is None else added), level)
+    graph, applied = rewrite(graph, RULES + (user_rules() if added is None else added), level,
+                             most=most)
     if log is not None:
         log.extend(applied)
     return graph

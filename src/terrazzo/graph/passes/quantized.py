@@ -327,21 +327,23 @@ REWRITES = (
 )
 
 
-def quantized(graph: Graph, log: list[Applied] | None = None, level: str = "all") -> Graph:
-    """Apply the rewrites of this file until none applies."""
+def quantized(graph: Graph, log: list[Applied] | None = None, level: str = "all",
+              most: int | None = None) -> Graph:
+    """Apply the rewrites of this file until none applies, or so many were."""
     if LEVELS.index(level) < LEVELS.index(LEVEL) or not any(
             node.op.family == "quant" for node in graph.nodes):
         return graph
+    applied: list[Applied] = []
     while True:
-        applied: list[Applied] = []
-        graph = _one_round(graph, applied)
-        if log is not None:
-            log.extend(applied)
-        if not applied:
+        before = len(applied)
+        graph = _one_round(graph, applied, most)
+        if len(applied) == before:
+            if log is not None:
+                log.extend(applied)
             return graph
 
 
-def _one_round(graph: Graph, applied: list[Applied]) -> Graph:
+def _one_round(graph: Graph, applied: list[Applied], most: int | None) -> Graph:
     """Visit every node once, producers first; counts of uses follow what is rebuilt."""
     uses = use_counts(graph)
 
@@ -351,7 +353,8 @@ def _one_round(graph: Graph, applied: list[Applied]) -> Graph:
             fresh = Node(node.op, inputs, node.attrs, node.types, node.where)
             uses.update((b, uses.get(a, 0)) for a, b in zip(node.outputs, fresh.outputs))
         for rewrite in REWRITES:
-            if node.op.name not in rewrite.operators:
+            if node.op.name not in rewrite.operators or (
+                    most is not None and len(applied) >= most):
                 continue
             with trace_scope():
                 answer = rewrite.build(fresh, uses)

@@ -11,7 +11,7 @@ from terrazzo.graph.passes.inline import inline_composites
 from terrazzo.graph.passes.norms import NORMS
 from terrazzo.graph.passes.products import PRODUCTS, merge_products
 from terrazzo.graph.passes.rotary import ROTARY
-from terrazzo.graph.rewrite import Applied, RuleTable, rewrite
+from terrazzo.graph.rewrite import Applied, Pass, RuleTable, rewrite
 
 PATTERNS: RuleTable = NORMS + GELU + ROTARY + CONVOLUTION + PRODUCTS + ATTENTION
 _OPENED = frozenset({"user", "shape", "elementwise"})
@@ -27,9 +27,18 @@ def opened(graph: Graph, log: list[Applied] | None = None) -> Graph:
     return common_subexpressions(graph, log)
 
 
-def recognize(graph: Graph, log: list[Applied] | None = None, level: str = "all") -> Graph:
+def recognize(graph: Graph, log: list[Applied] | None = None, level: str = "all",
+              trail: list[Pass] | None = None) -> Graph:
     """The graph with known patterns replaced by the operators they stand for."""
-    graph, applied = rewrite(opened(graph, log), PATTERNS, level)
+    flat = opened(graph, log)
+    known, applied = rewrite(flat, PATTERNS, level)
+    merged: list[Applied] = []
+    result = merge_products(known, merged, level)
     if log is not None:
-        log.extend(applied)
-    return merge_products(graph, log, level)
+        log += applied + merged
+    if trail is not None:
+        trail += [Pass("opening of operators", graph, flat, ()),
+                  Pass("recognition of patterns", flat, known, applied,
+                       lambda most: rewrite(flat, PATTERNS, level, most=most)[0]),
+                  Pass("merging of products", known, result, merged)]
+    return result
