@@ -261,7 +261,8 @@ def test_a_level_at_which_nothing_was_compared_has_failed() -> None:
                    levels=["code"], kinds=("random",))
     assert "could not be checked at level code" in str(error) and error.level == "code"
     with pytest.raises(VerifyError, match="no element was compared"):
-        tz.verify(lambda x: x + 1, np.ones((0, 3), np.float32), kinds=("given",))
+        tz.verify(lambda x: x + 1, np.ones((0, 3), np.float32), kinds=("given",),
+                  dtypes=["float32"])
     with pytest.raises(VerifyError, match="no element was compared"):
         tz.verify(tz.argmax, np.ones((4, 3), np.float32), levels=["gradient"], **QUICK)
 
@@ -282,6 +283,98 @@ def test_what_was_left_out_is_in_the_report() -> None:
     assert "left out: level expr of k_sort_pairs: its kernel is made of loops directly" in text
     assert "left out: level loop of k_" in text and "20,000 statements" in text
     assert "left out: level gradient of <lambda>: no result is a float" in text
+
+
+# ---------------------------------------------------------------- control flow
+@tz.op(name="test_steps")
+def steps(x: Any) -> Any:
+    last, rows = tz.scan(lambda c, row: (tz.tanh(c + row), c * 2.0), x[0] * 0.0, x)
+    return last + tz.sum(rows, axis=0)
+
+
+@tz.op(name="test_halved")
+def halved(x: Any) -> Any:
+    return tz.while_loop(lambda s: tz.max(tz.absolute(s)) > 1.0, lambda s: s * 0.5, x * 3.0)
+
+
+@tz.op(name="test_chosen")
+def chosen(x: Any) -> Any:
+    def inner() -> Any:
+        return tz.scan(lambda c, row: (c + row, ()), x[0], x)[0] + tz.exp(x)
+
+    return tz.cond(tz.sum(x) > 0, inner, lambda: x * x)
+
+
+@pytest.mark.parametrize("function", [steps, halved, chosen], ids=lambda f: f.name)
+def test_control_flow_inside_an_operator(function: Any, rng: np.random.Generator) -> None:
+    """It is verified down to the code of its parts, lowered part by part, and timed."""
+    x = rng.normal(size=(3, 5)).astype(np.float32)
+    report = function.verify(x, dtypes=["float32"], kinds=("given", "random", "special"))
+    assert all(report.elements(level) for level in ("graph", "expr", "loop", "code"))
+    assert report.elements("gradient") or "no gradient" in str(report) or "number is not" in str(
+        report)
+    for level in compiler.LEVELS_OF["cpu"][:-1]:
+        assert function.lower(x, level).strip()
+    assert "a part that the host calls" in function.lower(x, "loop")
+    assert function.bench(x, rounds=1, torch=False).lines
+
+
+def test_a_mistake_inside_control_flow_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scalars._FLOAT, "mul", lambda b, x, y: b.fadd(x, y))
+    error = blamed(halved, np.full((3, 5), 2, np.float32), kinds=("given",))
+    assert error.level == "code" and "k_multiply" in (error.operator or "")
+
+
+# ---------------------------------------------------------------- gradients in all directions
+def test_one_wrong_element_among_many_is_found() -> None:
+    def rule(node: Any, g: Any) -> list[Any]:
+        x = node.inputs[0]
+        spoilt = np.ones(x.shape)
+        spoilt[1, 7] = 1.01
+        return [2 * g * x * spoilt]
+
+    square = tz.op(lambda x: x * x, name="test_nearly_square", grad=rule)
+    error = blamed(square, np.ones((3, 50), np.float32))
+    assert error.level == "gradient" and error.index == (1, 7)
+
+
+def test_every_element_is_covered_but_those_on_kinks() -> None:
+    x = np.linspace(-1, 1, 200, dtype=np.float32)
+    x[[3, 50, 51, 199]] = 0
+    report = tz.verify(tz.relu, x, dtypes=["float32"], kinds=("given",))
+    (row,) = report.rows
+    assert row.open["gradient"] == 4 and row.elements["gradient"] == 196
+
+
+def test_gradients_are_checked_on_every_kind_of_input() -> None:
+    kinked = tz.op(lambda x: x * tz.sqrt(tz.absolute(x)), name="test_wrong_at_one",
+                   grad=lambda node, g: [g * tz.where(tz.equal(node.inputs[0], 1.0), 0.0, 1.5)
+                                         * tz.sqrt(tz.absolute(node.inputs[0]))])
+    error = blamed(kinked, np.full((16, 9), 3, np.float32), kinds=("random", "special"))
+    assert error.level == "gradient" and "special inputs" in str(error)
+
+
+def test_stopped_gradients_are_respected() -> None:
+    x = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+    for function in (
+            lambda x: x * tz.stop_gradient(tz.exp(x)),
+            lambda x: tz.tanh(x + tz.stop_gradient(tz.round(3 * x) - x)) * tz.sin(x),
+            lambda x: tz.sin(tz.stop_gradient(x * x) * tz.stop_gradient(x) + x)):
+        report = tz.verify(function, x, **QUICK)
+        assert report.elements("gradient") >= 12
+    inside = tz.op(lambda x: x * tz.stop_gradient(x), name="test_inside")
+    tz.verify(lambda x: tz.exp(inside(x)), x, **QUICK)
+
+
+def test_straight_through_rules_are_respected_and_what_surrounds_them_is_checked() -> None:
+    rounded = tz.op(lambda x: tz.round(x * 8) / 8, name="test_rounded", grad=lambda node, g: [g])
+    x = np.linspace(-2, 2, 12, dtype=np.float32)
+    report = tz.verify(lambda x: tz.sin(rounded(tz.tanh(x) * x)) + x, x, **QUICK)
+    assert report.elements("gradient") >= 12
+    wrong = tz.op(tz.tanh.body or (lambda x: tz.tanh(x)), name="test_wrong_tanh",
+                  grad=lambda node, g: [g])
+    for function in (lambda x: wrong(rounded(x)), lambda x: rounded(wrong(x))):
+        assert blamed(function, x).level == "gradient"
 
 
 # ---------------------------------------------------------------- rewrites are blamed by name

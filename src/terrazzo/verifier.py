@@ -39,6 +39,7 @@ from terrazzo.verify_report import Report, Row
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 OTHERS = ("int64", "int32", "int8", "uint8", "bool")
 # What is particular about memory and sizes shows with floats already.
+_UNENDING = ("special", "extreme")  # nan and inf stay what they are, whatever a loop does to them
 _OTHER_KINDS = ("given", "random", "special", "odd")
 
 
@@ -208,12 +209,15 @@ class _Trial:
             except (TerrazzoError, TypeError, ValueError, ZeroDivisionError, IndexError) as error:
                 reason = f"{self.dtype}, {kind}: {str(error).splitlines()[0]}"
                 continue
+            if kind in _UNENDING and _has_loop(self.subjects[key].inlined):
+                reason = f"{self.dtype}, {kind}: a while_loop need not end for such numbers"
+                continue
             if not _has_meaning(self.subjects[key], sample):
                 reason = f"{self.dtype}, {kind}: the reference does not accept such inputs"
                 continue
             try:
                 self.subjects[key].check(sample.arrays, self.levels, self.row)
-                if "gradient" in self.levels:
+                if "gradient" in self.levels and kind != "strided":  # the numbers are like random
                     self._check_gradient(sample, rng)
             except Wrong as wrong:
                 raise self._error(kind, sample, wrong) from None
@@ -255,6 +259,12 @@ class _Trial:
         return _as_error(name, wrong, f"{self.dtype}, {kind} inputs {types}", (
             f"reproduce with {again}, and read {name}.lower(..., "
             f"{_TEXT.get(wrong.level, wrong.level)!r})"))
+
+
+def _has_loop(graph: Graph) -> bool:
+    return any(node.op.name == "while_loop" or any(
+        isinstance(g, Graph) and _has_loop(g) for g in node.attrs.values())
+        for node in graph.nodes)
 
 
 def _has_meaning(subject: Subject, sample: Sample) -> bool:

@@ -31,11 +31,12 @@ from terrazzo.verify_levels import cut
 
 _STAIRS = ("floor", "ceil", "trunc", "round", "remainder", "fmod", "floor_divide")
 _SMALLEST_STAIR = 1e-3
-_PATIENCE = 2.0  # seconds for the differences of one graph
+_PATIENCE = 0.5  # seconds for the differences of one graph
 _STEP = 1e-6  # near the cube root of float64's eps, where a central difference is most exact
 _DIRECTIONS = 2  # over all elements: what cancels in one does not in the other
-_MOST_DIRECTIONS = 64
+_MOST_DIRECTIONS = 48
 _ALONE = 8  # elements whose gradient is not finite are looked at one by one
+_HUGE = 1e100
 _TINY = 1e-300  # nothing at all may be off where nothing moves
 
 
@@ -69,6 +70,7 @@ class _Loss:
     start: np.ndarray
     gradient: np.ndarray
     stairs: bool
+    tame: bool  # no value on the way is near infinity: by the chain rule, 0 times that is nan
     at: Callable[[np.ndarray], tuple[float, float]]  # the sum, and the sum of magnitudes
 
     def index(self, place: int) -> tuple[int, ...]:
@@ -86,8 +88,10 @@ def _loss(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Generator) 
     graph = inline_composites(graph, whole=lambda node: node.op.grad is not None)
     backward = autodiff.vjp_graph(graph)
     base = graph_evaluate.run(graph, arrays, wide=True)
-    weights = [np.where(np.isfinite(y), rng.uniform(0.5, 1.5, y.shape), 0.0)
-               for v, y in zip(graph.outputs, base, strict=True) if v.dtype.is_float]
+    carried = [y for v, y in zip(graph.outputs, base, strict=True) if v.dtype.is_float]
+    # Every result weighs about as much, so that none drowns in the rounding of another.
+    weights = [np.where(np.isfinite(y), rng.uniform(0.5, 1.5, y.shape) / np.maximum(
+        1.0, np.abs(y)), 0.0) for y in carried]
     found = graph_evaluate.run(backward, [*arrays, *weights], wide=True)
     held = [n for n in graph.nodes if _has_own_meaning(n, graph, arrays, rng)]
     behind = _behind(graph, held, [*arrays, *weights])
@@ -109,11 +113,19 @@ def _loss(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Generator) 
             terms = [np.where(w == 0, 0.0, y * w) for y, w in zip(results, factors, strict=True)]
             return float(sum(t.sum() for t in terms)), float(sum(np.abs(t).sum() for t in terms))
 
+    primitive = inline_composites(part, whole=lambda node: False)
     flat = np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in values])
     return _Loss(shapes, flat, np.concatenate([np.asarray(g, np.float64).reshape(-1)
                                                for g in gradients]),
-                 any(n.op.name in _STAIRS for n in inline_composites(
-                     part, whole=lambda node: False).nodes), at)
+                 any(n.op.name in _STAIRS for n in primitive.nodes),
+                 _is_tame(primitive, [*values, *(a for _, a in rest)]), at)
+
+
+def _is_tame(graph: Graph, arrays: Sequence[np.ndarray]) -> bool:
+    floats = tuple(v for n in graph.nodes for v in n.outputs if v.dtype.is_float)
+    values = graph_evaluate.run(Graph("values", graph.inputs, floats), arrays, wide=True)
+    with np.errstate(invalid="ignore"):
+        return all((np.abs(v) < _HUGE).all() for v in (*values, *arrays))
 
 
 # ---------------------------------------------------------------- rules with a meaning of their own
@@ -195,7 +207,7 @@ class _Search:
         for _ in range(_DIRECTIONS):
             self.left = _MOST_DIRECTIONS
             checked = max(checked, self._settle(sound))
-        for place in self.rng.permutation(odd)[:_ALONE]:
+        for place in self.rng.permutation(odd)[:_ALONE] if loss.tame else ():
             checked += self._settle(np.array([place]))
         return replace(self.worst, checked=checked, open=loss.start.size - checked)
 
@@ -263,8 +275,9 @@ class _Search:
         quotients, bends, size = [], [], 0.0
         for h in (_STEP, 2 * _STEP, 4 * _STEP):
             up, down = loss.start.copy(), loss.start.copy()
-            up[block] += h * along
-            down[block] -= h * along
+            with np.errstate(over="ignore"):
+                up[block] += h * along
+                down[block] -= h * along
             (above, a), (below, b) = loss.at(up), loss.at(down)
             quotients.append((above - below) / (2 * h))
             bends.append((above - 2 * self.centre + below) / h)

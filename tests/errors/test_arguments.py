@@ -13,7 +13,9 @@ from terrazzo.errors import (
     ArgumentError,
     AxisError,
     BroadcastError,
+    DeviceError,
     DTypeError,
+    GradientError,
     IndexOutOfRange,
     RankError,
     ShapeError,
@@ -161,6 +163,21 @@ def test_misspelt_operator_is_guessed() -> None:
 def test_level_that_does_not_exist(x: np.ndarray) -> None:
     refuses(lambda: tz.exp.lower(x, "lop"), ArgumentError, "there is no level 'lop'",
             hint="graph, canonical, expr")
+    refuses(lambda: tz.softmax.lower(x, "asm", target="cuda"), ArgumentError,
+            "the target cuda has no level 'asm'", hint="graph, canonical, expr, triton")
+    refuses(lambda: tz.softmax.lower(x, "loop", target="tpu"), DeviceError, "no target 'tpu'",
+            hint="cpu and cuda")
     refuses(lambda: tz.exp.lower(x), ArgumentError, "needs a level", hint='lower.x, "loop"')
     refuses(lambda: tz.exp.verify(levels=["lop"]), ArgumentError, "no level 'lop'", hint="expr")
     refuses(lambda: tz.exp.bench(), ArgumentError, "without arguments", hint="pass arrays")
+
+
+@pytest.mark.parametrize("given, answer", [
+    ("0 gradients", lambda x, w, g: []), ("1 gradient", lambda x, w, g: [g * w]),
+    ("1 gradient", lambda x, w, g: g * w), ("3 gradients", lambda x, w, g: [g * w, g * x, g])])
+def test_a_gradient_rule_answers_for_every_input(given: str, answer: Any, x: np.ndarray) -> None:
+    product = tz.op(lambda x, w: x * w, name="test_product",
+                    grad=lambda node, g: answer(*node.inputs, g))
+    refuses(lambda: tz.grad(lambda x: tz.sum(product(x, x + 1)))(x), GradientError,
+            f"the gradient rule of test_product returned {given}, and the operator has 2 inputs",
+            hint="a list of 2")
