@@ -423,13 +423,17 @@ _WHOLE = ("graph", "canonical")  # levels that hold control flow as it is
 
 def graph_level(graph: Graph, level: str) -> str:
     """One level of a graph's compilation as text; below control flow, of each part by itself."""
-    from terrazzo.runtime.hosted import needs_host, pieces
+    from terrazzo.control_flow import ControlLowering, is_native
+    from terrazzo.runtime.hosted import compiled_parts, needs_host
 
-    flat = inlined(graph)
+    flat, options = inlined(graph), Options.now()
     if level in _WHOLE or not needs_host(flat):
         return level_text(Lowering(graph, host()), level)
-    parts = [f"# {g.name}: a part that the host calls\n{level_text(Lowering(g, host()), level)}"
-             for g in pieces(flat, inlined)]
+    if level in ("llvm", "asm") and is_native(flat):
+        text = ControlLowering(flat, options.chip(), options).llvm
+        return text if level == "llvm" else jit.assembly(text, options.chip())
+    parts = [f"# {g.name}: a part of {graph.name}, inside or between control flow\n"
+             + level_text(Lowering(g, host()), level) for g in compiled_parts(flat)]
     return "\n\n".join(parts)
 
 

@@ -3,8 +3,9 @@
 A graph is taken apart into the kernels it compiles to. Every level of a kernel gets the same
 inputs (what the graph level computes there), and its results are held against float64 with the
 bounds of `error_bounds`. So the first level that is out of bounds is the one to blame, however
-many lower levels inherit the mistake. Control flow runs on the host: the graphs inside (branches,
-bodies of loops, what lies between) are checked in the same way as they are run.
+many lower levels inherit the mistake. Of control flow, the graphs inside (branches, bodies of
+loops, what lies between) are checked in the same way as the host runs them, then the machine code
+of it all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from terrazzo import error_bounds
 from terrazzo.chips.cpu import host
 from terrazzo.codegen.llvm import jit
 from terrazzo.codegen.llvm.kernel import Kernel, llvm_text
-from terrazzo.compiler import Lowering, inlined
+from terrazzo.compiler import Lowering, Options, inlined
+from terrazzo.control_flow import ControlLowering, is_native
 from terrazzo.dtypes import as_dtype
 from terrazzo.error_bounds import Bounded, Difference
 from terrazzo.errors import TerrazzoError
@@ -81,6 +83,13 @@ class Subject:
         if self.hosted:
             return HostedExecutable(self.inlined, self._piece)
         return Executable(self.lowering.artifact())
+
+    @cached_property
+    def native(self) -> Executable | None:
+        """Control flow as machine code, where nothing needs the host."""
+        if not self.hosted or not is_native(self.inlined):
+            return None
+        return Executable(ControlLowering(self.inlined, host(), Options.now()).artifact())
 
     def _piece(self, graph: Graph) -> _CheckedPiece:
         self.pieces.append(_CheckedPiece(Subject(graph), self.watch))
@@ -223,6 +232,8 @@ class Subject:
             strides = tuple(strides_of(a) for a in arrays)
             if any(s is not None for s in strides) and not (self.hosted or self.lowering.dims):
                 ways["run in place"] = self._compiled_for(strides).run(arrays)
+            if self.native is not None:
+                ways["run without the host"] = self.native.run(arrays)
         if not self.hosted:
             self._spoil_arena(dense)
             ways["run again"] = self.executable.run(dense)

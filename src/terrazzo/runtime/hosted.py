@@ -35,23 +35,6 @@ def needs_host(graph: Graph) -> bool:
     return any(on_host(node) for node in graph.nodes)
 
 
-def pieces(graph: Graph, prepare: Callable[[Graph], Graph]) -> list[Graph]:
-    """The graphs that are compiled one by one where the host runs control flow.
-
-    `prepare` is what is done to each before it is compiled.
-    """
-    found: list[Graph] = []
-    for step, _, _ in HostedExecutable(graph, lambda g: None).steps:
-        if isinstance(step, _Piece):
-            found.append(step.graph)
-    inner = [g for node in graph.nodes if on_host(node) for g in node.attrs.values()
-             if isinstance(g, Graph)]
-    for g in inner:
-        flat = prepare(g)
-        found += pieces(flat, prepare) if needs_host(flat) else [g]
-    return found
-
-
 class HostedExecutable:
     """A graph cut at the operators that the host runs; everything between is compiled."""
 
@@ -260,6 +243,17 @@ def pieces(graph: Graph) -> list[tuple[Graph | Node, tuple[Value, ...], tuple[Va
     return found
 
 
+def compiled_parts(graph: Graph) -> list[Graph]:
+    """The graphs of kernels alone that a graph with control flow is made of, in order."""
+    found: list[Graph] = []
+    for part, _, _ in pieces(graph):
+        if isinstance(part, Graph):
+            found.append(part)
+        else:
+            found += [inner for g in graphs_in(part) for inner in compiled_parts(g)]
+    return found
+
+
 def _leaves(wanted: Sequence[Value], known: set[Value]) -> list[Value]:
     found: dict[Value, None] = {}
     seen: set[Value] = set()
@@ -341,5 +335,5 @@ def copied(x: Any) -> Any:
     return x.clone() if _is_torch(x) else x
 
 
-__all__ = ["HostedExecutable", "copied", "graphs_in", "needs_host", "on_host", "pieces",
-           "sizes_in", "to_numpy", "to_torch"]
+__all__ = ["HostedExecutable", "compiled_parts", "copied", "graphs_in", "needs_host", "on_host",
+           "pieces", "sizes_in", "to_numpy", "to_torch"]
