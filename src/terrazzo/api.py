@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,14 +24,14 @@ from terrazzo.errors import (
     CompileError,
     DeviceError,
     ShapeError,
-    TerrazzoError,
     VerifyError,
 )
 from terrazzo.graph import autodiff
 from terrazzo.graph.ir import HOOKS, Graph, Operator, TensorType, Value, apply
 from terrazzo.graph.rewrite import RuleTable, user_rules
 from terrazzo.graph.trace import pack, trace
-from terrazzo.index import Index, Var
+from terrazzo.index import Index, Var, substitute
+from terrazzo.index.guards import CallQuestions, Guard, asking
 from terrazzo.knobs import Settings, knobs
 from terrazzo.ops.define import operator
 from terrazzo.runtime import fastcall
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _lock = threading.RLock()
 MOST_ENTRIES = 4096  # of one function: sizes may vary without end, and entries are quick to make
+MOST_VARIANTS = 8  # of one pattern of sizes, by what it asks of them; further sizes are fixed ones
 
 
 class Compiled:
@@ -182,6 +183,11 @@ class _Rebuild:
                              **{k: _unflatten(v, given) for k, v in kwargs})
 
 
+# Guards, and what is compiled for sizes that keep to them: an executable with the structure of its
+# results, or None where such sizes have to be fixed.
+_Variant: TypeAlias = "tuple[tuple[Guard, ...], tuple[Any, Any] | None]"
+
+
 class _Family:
     """All entries of one function for one combination of ranks, types and attributes."""
 
@@ -189,6 +195,7 @@ class _Family:
         self.name, self.rebuild = name, rebuild
         self.lock = threading.RLock()
         self.executables: dict[Hashable, tuple[Any, Any]] = {}
+        self.variants: dict[Hashable, list[_Variant]] = {}
         self.first: tuple[tuple[int, ...], ...] | None = None
         self.varying: set[tuple[int, int]] = set()
         self.classes: dict[tuple[int, int], int] = {}  # sizes equal in every call share a number
@@ -255,30 +262,67 @@ class _Family:
 
     def dynamic(self, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...], table: _Table
                 ) -> tuple[Any, Any] | None:
-        """Compiled once for all sizes that vary; None where that is not possible."""
+        """Compiled once for all sizes that vary and that answer alike what tracing asked of them.
+
+        None where these sizes have to be fixed.
+        """
         strides = tuple(_symbolic_strides(i, a) for i, a in enumerate(leaves))
+        pattern, sizes = self.pattern(shapes)
+        variants = self.variants.setdefault((pattern, strides), [])
+        for guards, found in variants:
+            if all(guard.holds(sizes) for guard in guards):
+                return found
+        if len(variants) >= MOST_VARIANTS or not sizes:
+            return None
+        variants.append(self.symbolic(leaves, pattern, strides, sizes, table))
+        return variants[-1][1]
+
+    def pattern(self, shapes: tuple[tuple[int, ...], ...]
+                ) -> tuple[tuple[tuple[Index, ...], ...], dict[Var, int]]:
+        """Shapes with a variable for every size that varies, and what those are in this call."""
         pattern: list[tuple[Index, ...]] = []
         names: dict[Hashable, Var] = {}
+        sizes: dict[Var, int] = {}
         for i, shape in enumerate(shapes):
             dims: list[Index] = []
             for d, n in enumerate(shape):
                 if (i, d) not in self.varying or n < 2:  # 0 and 1 mean something of their own
                     dims.append(n)
                     continue
-                dims.append(names.setdefault(self.classes[i, d], Var(f"n{len(names)}", 0)))
+                var = names.setdefault(self.classes[i, d], Var(f"n{len(names)}", 2))
+                sizes[var] = n
+                dims.append(var)
             pattern.append(tuple(dims))
-        key = ("dynamic", tuple(pattern), strides)
-        if key not in self.executables:
+        return tuple(pattern), sizes
+
+    def symbolic(self, leaves: Sequence[Any], pattern: tuple[tuple[Index, ...], ...],
+                 strides: tuple[Any, ...], sizes: dict[Var, int], table: _Table) -> _Variant:
+        """Compiled for a pattern of sizes, and the guards under which that is right.
+
+        Sizes that the trace finds equal, or fixes, are replaced and the trace made again: what is
+        compiled is then made for them, and no shape is known by two names.
+        """
+        fixed: dict[Guard, None] = {}
+        while True:
             types = [TensorType(p, _dtype(a)) for p, a in zip(pattern, leaves, strict=True)]
-            try:
-                graph, structure = _trace(self.rebuild, self.name, types)
-                self.executables[key] = (self.compiled(graph, strides, leaves, table), structure)
-            except VerifyError:
-                raise
-            except TerrazzoError:
-                self.executables[key] = (None, None)  # not for symbolic sizes: one each
-        found = self.executables[key]
-        return None if found[0] is None else found
+            asked = CallQuestions(sizes)
+            made = None
+            with asking(asked):
+                try:
+                    graph, structure = _trace(self.rebuild, self.name, types)
+                    if not asked.equalities():
+                        made = self.compiled(graph, strides, leaves, table), structure
+                except VerifyError:
+                    raise
+                except Exception:  # whatever it is, fixed sizes work, or say what is wrong
+                    made = None
+            equal = asked.equalities()
+            if not equal:
+                return (*fixed, *asked.guards), made
+            fixed.update((guard, None) for guard in asked.guards if guard.relation == "==")
+            pattern = tuple(tuple(substitute(n, equal) for n in p) for p in pattern)
+            if not any(isinstance(n, Var) for p in pattern for n in p):
+                return tuple(fixed), None
 
 
 def _symbolic_strides(i: int, array: Any) -> tuple[Index, ...] | None:

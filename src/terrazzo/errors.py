@@ -18,10 +18,15 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
+def is_ours(frame: FrameType) -> bool:
+    """Tell whether a stack frame belongs to terrazzo itself."""
+    return frame.f_code.co_filename.startswith(_PACKAGE)
+
+
 def _is_users(frame: FrameType) -> bool:
     """Tell whether a stack frame belongs to code that a user of terrazzo wrote."""
     file = frame.f_code.co_filename
-    if file.startswith(_PACKAGE) or file.startswith("<frozen"):
+    if is_ours(frame) or file.startswith("<frozen"):
         return False
     # A value may reach us through functools, contextlib or numpy; the user did not write those.
     if f"{os.sep}site-packages{os.sep}numpy{os.sep}" in file:

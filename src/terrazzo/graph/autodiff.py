@@ -27,7 +27,7 @@ from terrazzo.graph.ir import (
     trace_scope,
     tracing,
 )
-from terrazzo.index import proves_eq
+from terrazzo.index.guards import all_equal
 from terrazzo.ops.define import operator
 
 
@@ -152,15 +152,11 @@ def _filled(type: TensorType, number: int) -> Value:
 
 def fit(gradient: Value, type: TensorType) -> Value:
     """A gradient brought to the type of what it belongs to: broadcasting undone, type cast."""
-    if not _same_dims(gradient.shape, type.shape):
+    if not all_equal(gradient.shape, type.shape):
         gradient = _undo_broadcast(gradient, type)
     if gradient.dtype is not type.dtype:
         gradient = operator_named("astype")(gradient, dtype=type.dtype)
     return gradient
-
-
-def _same_dims(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(m == n or proves_eq(m, n) for m, n in zip(a, b))
 
 
 def _undo_broadcast(gradient: Value, type: TensorType) -> Value:
@@ -173,7 +169,7 @@ def _undo_broadcast(gradient: Value, type: TensorType) -> Value:
         gradient = operator_named("sum")(gradient, axis=summed, keepdims=False)
     if gradient.ndim != len(kept):
         gradient = operator_named("reshape")(gradient, shape=kept)
-    if not _same_dims(gradient.shape, type.shape):
+    if not all_equal(gradient.shape, type.shape):
         gradient = operator_named("broadcast_to")(gradient, shape=type.shape)
     return gradient
 
@@ -259,7 +255,7 @@ def vjp_function(function: Function, argnums: int | Sequence[int] = 0) -> Functi
                                     hint="pass one of the same shape for each result")
             pairs = [(as_value(v), as_value(s)) for v, s in zip(values, seeds)]
             for value, seed in pairs:
-                if not _same_dims(value.shape, seed.shape):
+                if not all_equal(value.shape, seed.shape):
                     raise GradientError(f"a result of {_name(function)} is {value.type}, but its "
                                         f"cotangent is {seed.type}", where=user_location(),
                                         hint="pass one of the same shape for each result")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from terrazzo.dtypes import DType, as_dtype, result_type
-from terrazzo.errors import ArgumentError, TracedControlFlow, UnknownOperator, user_location
+from terrazzo.errors import (
+    ArgumentError,
+    TracedControlFlow,
+    UnknownOperator,
+    is_ours,
+    user_location,
+)
 from terrazzo.index import Index, IndexExpr
+from terrazzo.index.guards import call_questions, ordinary
 from terrazzo.shapes import Shape, dims_text
 
 _serial = itertools.count()
@@ -176,6 +184,11 @@ class Value:
 
     @property
     def shape(self) -> Shape:
+        """The sizes; where symbolic ones are asked about, a user's code sees `graph.sizes.Size`."""
+        if call_questions() is not None and not is_ours(sys._getframe(1)):
+            from terrazzo.graph.sizes import seen
+
+            return seen(self.type.shape)
         return self.type.shape
 
     @property
@@ -225,6 +238,9 @@ class Value:
     def __len__(self) -> int:
         if self.ndim and isinstance(self.shape[0], int):
             return self.shape[0]
+        asked = call_questions()
+        if self.ndim and asked is not None:
+            return asked.fix(self.shape[0])
         raise TracedControlFlow(f"len() of a traced value of type {self.type}",
                                 where=user_location(), hint="use x.shape[0], which may be symbolic")
 
@@ -357,6 +373,11 @@ def as_value(x: Any, dtype: DType | None = None) -> Value:
         x = _from_torch(x.detach().cpu())
     if isinstance(x, IndexExpr):
         return apply(operator_named("dimension"), [], {"size": x})
+    if call_questions() is not None:
+        from terrazzo.graph import sizes
+
+        if type(x) in (sizes.Size, sizes.Real):
+            return sizes.as_value(x, dtype)
     return constant(x, dtype)
 
 
@@ -383,6 +404,10 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
     values = [None if t is None else as_value(t, number_type if _is_number(t) else None)
               for t in tensors]
     types = [None if v is None else v.type for v in values]
+    if call_questions() is not None:
+        from terrazzo.graph.sizes import plain
+
+        attrs = plain(attrs)
     if op.infer is not None:
         inferred = op.infer(*types, **attrs)
     else:
@@ -391,6 +416,9 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
     several = isinstance(inferred, tuple)
     node = Node(op, tuple(values), dict(attrs), inferred if several else (inferred,),
                 where=user_location() or "")
+    for type in node.types:
+        for size in type.shape:
+            ordinary(size)
     return node.outputs if several else node.outputs[0]
 
 
@@ -404,6 +432,10 @@ def expand(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any
            ) -> tuple[Value, ...]:
     """The values a composite operator's body computes from the given inputs."""
     assert op.body is not None
+    if call_questions() is not None and op.family == "user":
+        from terrazzo.graph.sizes import seen
+
+        attrs = seen(attrs)
     with trace_scope():
         result = op.body(*inputs, **attrs)
     if result is None:

@@ -15,9 +15,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from terrazzo.index.nodes import Index, IndexExpr
+from terrazzo.index.nodes import Index, IndexExpr, Var
 from terrazzo.index.proofs import proves_eq, proves_le, proves_lt
-from terrazzo.index.queries import evaluate
+from terrazzo.index.queries import divisible, evaluate, free_vars, substitute
 
 RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
@@ -35,7 +35,11 @@ class Guard:
 
     def holds(self, sizes: Mapping[Any, int]) -> bool:
         """Whether sizes (by variable or by name) keep to it."""
-        return RELATIONS[self.relation](evaluate(self.left, sizes), evaluate(self.right, sizes))
+        try:
+            left, right = evaluate(self.left, sizes), evaluate(self.right, sizes)
+        except ZeroDivisionError:  # a question that was never asked of such sizes
+            return False
+        return RELATIONS[self.relation](left, right)
 
     def __str__(self) -> str:
         return f"{self.left} {self.relation} {self.right}"
@@ -62,6 +66,38 @@ class Questions:
         return bool(self.answer(relation, left, right))
 
 
+class CallQuestions(Questions):
+    """Answers while a function is traced for symbolic sizes: those of the call are all at hand."""
+
+    def decide(self, relation: str, left: Index, right: Index) -> bool:
+        """Whether a relation holds: proved, or under a guard."""
+        known = decided(relation, left, right)
+        return bool(self.answer(relation, left, right)) if known is None else known
+
+    def value(self, size: Index) -> int:
+        """What a size is in this call; nothing is remembered."""
+        return int(evaluate(size, self.sizes))
+
+    def fix(self, size: Index) -> int:
+        """What a size is in this call, which becomes the only one: its variables are fixed."""
+        for var in sorted(free_vars(size), key=lambda v: v.name):
+            self.answer("==", var, self.value(var))
+        return self.value(size)
+
+    def equalities(self) -> dict[Var, Index]:
+        """Variables that the answers leave no choice, and what each is equal to."""
+        found: dict[Var, Index] = {}
+        for guard in self.guards:
+            if guard.relation == "==":
+                left, right = substitute(guard.left, found), substitute(guard.right, found)
+                for var, other in ((left, right), (right, left)):
+                    if isinstance(var, Var) and isinstance(other, (int, Var)) and var != other:
+                        found = {v: substitute(e, {var: other}) for v, e in found.items()}
+                        found[var] = other
+                        break
+        return found
+
+
 def opposite(guard: Guard) -> Guard:
     """The guard that holds where this one does not."""
     relation = _OPPOSITE[guard.relation]
@@ -76,12 +112,18 @@ _questions: ContextVar[Questions | None] = ContextVar("questions", default=None)
 @contextmanager
 def asking(sizes: Mapping[Any, int] | Questions) -> Iterator[Questions]:
     """Inside, questions that cannot be proved are answered for these sizes and kept."""
-    questions = sizes if isinstance(sizes, Questions) else Questions(sizes)
-    token = _questions.set(questions)
+    asked = sizes if isinstance(sizes, Questions) else Questions(sizes)
+    token = _questions.set(asked)
     try:
-        yield questions
+        yield asked
     finally:
         _questions.reset(token)
+
+
+def call_questions() -> CallQuestions | None:
+    """Who answers while a function is traced for symbolic sizes; None where nobody does."""
+    asked = _questions.get()
+    return asked if isinstance(asked, CallQuestions) else None
 
 
 def decided(relation: str, left: Index, right: Index) -> bool | None:
@@ -107,8 +149,8 @@ def ask(relation: str, left: Index, right: Index) -> bool | None:
     known = decided(relation, left, right)
     if known is not None:
         return known
-    questions = _questions.get()
-    return None if questions is None else questions.answer(relation, left, right)
+    asked = _questions.get()
+    return None if asked is None else asked.answer(relation, left, right)
 
 
 def granted(relation: str, left: Index, right: Index) -> bool:
@@ -120,10 +162,34 @@ def granted(relation: str, left: Index, right: Index) -> bool:
     known = decided(relation, left, right)
     if known is not None:
         return known
-    questions = _questions.get()
-    return questions is not None and questions.grant(relation, left, right)
+    asked = _questions.get()
+    return asked is not None and asked.grant(relation, left, right)
 
 
 def all_equal(a: Sequence[Index], b: Sequence[Index]) -> bool:
     """Whether two shapes are the same, which is granted as above."""
     return len(a) == len(b) and all(granted("==", m, n) for m, n in zip(a, b, strict=True))
+
+
+def multiple(size: Index, of: Index) -> bool:
+    """Whether a size is a multiple of a positive number, which is granted as above."""
+    if isinstance(of, int) and divisible(size, of):
+        return True
+    return granted("==", size % of, 0)
+
+
+def known(size: Index) -> Index:
+    """A size that has to be a number: fixed while a function is traced, else as it is."""
+    asked = call_questions()
+    return size if asked is None else asked.fix(size)
+
+
+def ordinary(size: Index) -> None:
+    """Make sure that a symbolic size is at least 2 while a function is traced, or fix it.
+
+    0 and 1 mean something of their own (nothing to do, stretch), and are told from other sizes by
+    comparing with these numbers. So no symbolic size is ever one of them.
+    """
+    asked = call_questions()
+    if asked is not None and isinstance(size, IndexExpr) and not asked.decide("<=", 2, size):
+        asked.fix(size)

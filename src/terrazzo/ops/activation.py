@@ -15,7 +15,7 @@ from typing import Any
 from terrazzo.dtypes import promote
 from terrazzo.errors import ArgumentError, ShapeError, user_location
 from terrazzo.graph.ir import Node, Value
-from terrazzo.index import divisible, proves_eq
+from terrazzo.index.guards import granted, multiple
 from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import (
     absolute,
@@ -125,7 +125,7 @@ def leaky_relu(x: Any, *, negative_slope: float = 0.01) -> Any:
 def prelu(x: Any, weight: Any) -> Any:
     """x, or below 0 x times weight: one number, one a channel (axis 1), or any that broadcasts"""
     if weight.ndim == 1 and weight.shape[0] != 1 and x.ndim > 1:
-        if not proves_eq(weight.shape[0], x.shape[1]):
+        if not granted("==", weight.shape[0], x.shape[1]):
             raise ShapeError(f"prelu of {x.type} needs one weight for each of its {x.shape[1]} "
                              f"channels, got {weight.shape[0]}", where=user_location())
         weight = in_shape(weight, (weight.shape[0], *(1,) * (x.ndim - 2)))
@@ -250,7 +250,7 @@ def tanhshrink(x: Any) -> Any:
 # ---------------------------------------------------------------- gates
 def _halves(x: Value, axis: int, name: str) -> tuple[Value, Value]:
     axis = normalize_axis(axis, x.ndim)
-    if not divisible(x.shape[axis], 2):
+    if not multiple(x.shape[axis], 2):
         raise ShapeError(f"{name} cannot cut axis {axis} of {x.type} into halves",
                          where=user_location(), hint="its size must be even")
     return split(x, indices_or_sections=2, axis=axis)

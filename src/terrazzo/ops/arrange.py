@@ -12,7 +12,7 @@ import numpy as np
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import operator_named
 from terrazzo.index import IndexExpr, maximum
-from terrazzo.index.guards import granted
+from terrazzo.index.guards import ask, known
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import astype, equal, greater_equal, less_equal, where
@@ -83,10 +83,9 @@ def pad(x: Any, *, pad_width: Any, mode: str = "constant", value: Any = 0) -> An
         raise ArgumentError(f"pad has no mode {mode!r}", where=user_location(),
                             hint="use constant, " + ", ".join(_BORDERS))
     for d, (before, after) in enumerate(pairs):
-        crop = [-w if isinstance(w, int) and w < 0 else 0 for w in (before, after)]
+        crop = [-w if ask("<", w, 0) else 0 for w in (before, after)]
         x = span(x, d, crop[0], x.shape[d] - crop[1])
-    pairs = [tuple(0 if isinstance(w, int) and w < 0 else w for w in pair)
-             for pair in pairs]
+    pairs = [tuple(0 if ask("<", w, 0) else w for w in pair) for pair in pairs]
     if mode == "constant":
         if all(pair == (0, 0) for pair in pairs):
             return x
@@ -94,7 +93,7 @@ def pad(x: Any, *, pad_width: Any, mode: str = "constant", value: Any = 0) -> An
                      starts=tuple(a for a, _ in pairs), steps=(1,) * x.ndim, value=value)
     for d, (a, b) in enumerate(pairs):
         room = x.shape[d] - (1 if mode == "reflect" else 0)
-        if mode != "edge" and isinstance(room, int) and max(a, b) > room:
+        if mode != "edge" and any(ask("<", room, w) for w in (a, b)):
             raise ShapeError(f"pad in mode {mode!r} by {(a, b)} is wider than axis {d} of "
                              f"{dims_text(x.shape)}", where=user_location(),
                              hint="pad in several steps")
@@ -212,18 +211,16 @@ def diagonal(x: Any, *, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     rows, columns = x.shape[-2:]
     first = offset if offset >= 0 else -offset * columns
     room = (rows, columns - offset) if offset >= 0 else (rows + offset, columns)
-    if not all(isinstance(n, int) for n in room):
-        if not granted("==", *room):
-            raise ShapeError(f"the length of diagonal {offset} of {dims_text(x.shape)} is not "
-                             "known", where=user_location())
-        count = room[0]
-    else:
-        count = max(0, min(room))
+    smaller = ask("<=", *room)
+    if smaller is None:
+        raise ShapeError(f"the length of diagonal {offset} of {dims_text(x.shape)} is not known",
+                         where=user_location())
+    count = maximum(room[0] if smaller else room[1], 0)
     # Neighbours on a diagonal are one row and one column apart in the flattened matrix.
     flat = reshape(x, shape=(*x.shape[:-2], rows * columns))
     if count == 0:
         return span(flat, -1, 0, 0)
-    step = columns + 1
+    step = known(columns) + 1
     if not isinstance(step, int):
         raise ShapeError(f"diagonal needs a known number of columns, not {columns}",
                          where=user_location())
@@ -235,10 +232,11 @@ def diag(x: Any, *, k: int = 0) -> Any:
     """the k-th diagonal of a matrix, or the matrix with a vector on its k-th diagonal"""
     if x.ndim == 2:
         return diagonal(x, offset=k)
-    if x.ndim != 1 or not isinstance(x.shape[0], int):
+    size = known(x.shape[0]) if x.ndim == 1 else None
+    if not isinstance(size, int):
         raise RankError(f"diag takes a matrix or a vector of known size, not {dims_text(x.shape)}",
                         where=user_location())
-    n = x.shape[0] + abs(k)
+    n = size + abs(k)
     flat = place(x, shape=(n * n,), starts=(k if k >= 0 else -k * n,), steps=(n + 1,))
     return reshape(flat, shape=(n, n))
 

@@ -11,8 +11,8 @@ import numpy as np
 from terrazzo.dtypes import int64, promote
 from terrazzo.errors import RankError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value
-from terrazzo.index import Index, divisible, proves_eq
-from terrazzo.index.guards import granted
+from terrazzo.index import Index
+from terrazzo.index.guards import ask, granted, known, multiple
 from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
@@ -50,8 +50,7 @@ def _shared_heads(q: Value, k: Value, v: Value) -> Index:
     if min(q.ndim, k.ndim, v.ndim) < 2:
         raise RankError(f"attention needs q, k and v of [..., places, size], got {q.type}, "
                         f"{k.type} and {v.type}", where=user_location())
-    if not granted("==", k.shape[-2], v.shape[-2]) or not (
-            granted("==", q.shape[-1], k.shape[-1])):
+    if not granted("==", k.shape[-2], v.shape[-2]) or not granted("==", q.shape[-1], k.shape[-1]):
         raise ShapeError(
             f"attention with q {dims_text(q.shape)}, k {dims_text(k.shape)} and v "
             f"{dims_text(v.shape)}: q and k must agree in the last size, k and v in the number "
@@ -59,9 +58,9 @@ def _shared_heads(q: Value, k: Value, v: Value) -> Index:
     if min(q.ndim, k.ndim, v.ndim) < 3:
         return 1
     heads, kv_heads = q.shape[-3], k.shape[-3]
-    if proves_eq(heads, kv_heads) or kv_heads == 1:
+    if ask("==", heads, kv_heads) or kv_heads == 1:
         return 1  # broadcasting covers it
-    shareable = isinstance(kv_heads, int) and kv_heads > 0 and divisible(heads, kv_heads)
+    shareable = isinstance(known(kv_heads), int) and kv_heads != 0 and multiple(heads, kv_heads)
     if not shareable or not granted("==", kv_heads, v.shape[-3]):
         raise ShapeError(f"attention cannot share {kv_heads} heads of k and {v.shape[-3]} of v "
                          f"among {heads} heads of q", where=user_location(),
@@ -113,7 +112,7 @@ def rotary_embedding(x: Any, cos: Any, sin: Any, *, interleaved: bool = False) -
     side by side if interleaved.
     """
     size = x.shape[-1] if x.ndim else 1
-    if not divisible(size, 2):
+    if not multiple(size, 2):
         raise ShapeError(f"rotary_embedding turns pairs of numbers, and {x.type} has an odd "
                          "number of them along its last axis", where=user_location())
     dtype = promote(x.dtype, cos.dtype, sin.dtype)

@@ -12,7 +12,7 @@ from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index, Var, minimum
-from terrazzo.index.guards import all_equal
+from terrazzo.index.guards import all_equal, known
 from terrazzo.loop.ir import Block, Buffer, For, If, Let, Stmt, Store, While, block
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
@@ -160,7 +160,7 @@ def non_max_suppression_padded(boxes: Any, scores: Any, max_output_boxes_per_cla
         raise ShapeError(f"scores are [batch, classes, boxes], not {dims_text(scores.shape)}",
                          where=user_location())
     batch, classes, count = scores.shape
-    room = count if most is None else minimum(most, count)
+    room = known(count if most is None else minimum(most, count))
     if not isinstance(room, int):
         raise ShapeError(f"non-maximum suppression of {dims_text(scores.shape)} needs a known "
                          "number of boxes", where=user_location(), hint="give most=")

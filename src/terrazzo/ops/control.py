@@ -28,7 +28,8 @@ from terrazzo.graph.ir import (
     trace_scope,
 )
 from terrazzo.graph.trace import pack, trace
-from terrazzo.index import Index, proves_eq
+from terrazzo.index import Index
+from terrazzo.index.guards import all_equal, granted
 from terrazzo.ops.indexing import FrontedOperator, fronted
 from terrazzo.shapes import dims_text
 
@@ -135,8 +136,7 @@ def _check_operands(name: str, graph: Graph, types: Sequence[TensorType]) -> Non
 
 
 def _same_type(a: TensorType, b: TensorType) -> bool:
-    return a.dtype is b.dtype and len(a.shape) == len(b.shape) and all(
-        map(proves_eq, a.shape, b.shape))
+    return a.dtype is b.dtype and all_equal(a.shape, b.shape)
 
 
 def _check_same(what: str, hint: str, a: Sequence[TensorType], b: Sequence[TensorType]) -> None:
@@ -288,7 +288,7 @@ def _scan_type(*operands: TensorType, body: Graph, carries: int, sequences: int,
     types = operands[:carries]
     rows = []
     for t in operands[carries:carries + sequences]:
-        if not t.shape or not proves_eq(t.shape[0], length):
+        if not t.shape or not granted("==", t.shape[0], length):
             raise ShapeError(f"scan over {length} steps is given a sequence of shape "
                              f"{dims_text(t.shape)}", where=user_location(),
                              hint="the first axis of all of xs must have the length of the scan")

@@ -15,8 +15,8 @@ from terrazzo.dtypes import DType, promote
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.ir import Node, TensorType, Value
-from terrazzo.index import Index, proves_eq, proves_le
-from terrazzo.index.guards import granted
+from terrazzo.index import Index, proves_le
+from terrazzo.index.guards import ask, granted, multiple
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.reduce import in_shape
@@ -47,7 +47,7 @@ def _convolve_type(x: TensorType, w: TensorType, *, strides: tuple[int, ...], pa
         raise ShapeError(f"a convolution in {groups} groups of {channels} channels needs weights "
                          f"of {channels // groups} channels, not {w.shape[-2]}",
                          where=user_location())
-    if not proves_eq(outputs // groups * groups, outputs):
+    if not multiple(outputs, groups):
         raise ShapeError(f"{outputs} outputs of a convolution do not divide into {groups} groups",
                          where=user_location())
     dtype = promote(x.dtype, w.dtype)
@@ -61,7 +61,7 @@ def _convolve_type(x: TensorType, w: TensorType, *, strides: tuple[int, ...], pa
 def _output_size(size: Index, window: Index, stride: int, pads: tuple[Index, Index],
                  dilation: int) -> Index:
     room = size + pads[0] + pads[1] - (window - 1) * dilation - 1
-    if proves_le(room, -1) or proves_le(window, 0):
+    if ask("<", room, 0) or ask("<=", window, 0):
         raise ShapeError(
             f"a window of {window} with dilation {dilation} does not fit in {size} elements with "
             f"{pads[0]} and {pads[1]} of padding", where=user_location(),
@@ -216,7 +216,7 @@ def _pads(padding: Any, rank: int) -> Pads:
     given = (padding,) * rank if isinstance(padding, int) else tuple(padding)
     pairs = tuple((p, p) if isinstance(p, int) else tuple(p) for p in given)
     if len(pairs) != rank or any(
-            len(p) != 2 or any(isinstance(n, int) and n < 0 for n in p) for p in pairs):
+            len(p) != 2 or any(ask("<", n, 0) for n in p) for p in pairs):
         raise ArgumentError(
             f"padding {padding!r} of a convolution over {rank} axes must be a number, {rank} "
             "numbers, or as many pairs (before, after), none of them negative",
@@ -263,7 +263,7 @@ def conv_transpose(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, p
     steps, gaps = _each(strides, rank, "strides"), _each(dilation, rank, "dilation")
     extra, pads = _each(output_padding, rank, "output_padding"), _pads(padding, rank)
     channels = weight.shape[0]
-    if not proves_eq(channels // groups * groups, channels):
+    if not multiple(channels, groups):
         raise ShapeError(f"{channels} channels do not divide into {groups} groups",
                          where=user_location())
     ends = tuple((lo, hi - more) for (lo, hi), more in zip(pads, extra, strict=True))

@@ -9,7 +9,9 @@ import numpy as np
 
 from terrazzo.errors import ArgumentError, DTypeError, IndexOutOfRange, RankError, user_location
 from terrazzo.graph.ir import Operator, Value
-from terrazzo.index import Index, IndexExpr, bounds, maximum, minimum, proves_eq
+from terrazzo.graph.sizes import plain
+from terrazzo.index import Index, IndexExpr, maximum, minimum, proves_eq
+from terrazzo.index.guards import ask
 from terrazzo.ops.define import operator
 from terrazzo.ops.indexing import fronted, take_at
 from terrazzo.ops.shape import permute_dims, reshape, slice_
@@ -22,11 +24,11 @@ def _normal_bound(bound: Any, n: Index, default: Index, below: Index) -> Index:
         return default
     if not isinstance(bound, IndexExpr):
         bound = python.index(bound)
-    low, high = bounds(bound)
-    if high is not None and high < 0 and (not isinstance(bound, int) or bound < 0):
+    negative = ask("<", bound, 0)
+    if negative:
         return maximum(n + bound, below)
     inside = minimum(bound, n if below == 0 else n - 1)
-    return inside if low is not None and low >= 0 else maximum(inside, below)
+    return maximum(inside, below) if negative is None else inside
 
 
 def _normal_slice(s: slice, n: Index) -> tuple[Index, Index, int]:
@@ -76,17 +78,15 @@ def _normal_key(key: Any, shape: Shape) -> tuple[tuple[Any, ...], list[Any]]:
 
 
 def _single_index(item: Any, n: Index, axis: int) -> Index:
-    if isinstance(item, IndexExpr):
-        return item
     try:
-        index = python.index(item)
+        index = item if isinstance(item, IndexExpr) else python.index(item)
     except TypeError:
         raise DTypeError(f"a {type(item).__name__} is no index", where=user_location(),
                          hint="use integers, slices, None, ... and integer tensors") from None
-    if isinstance(n, int) and not -n <= index < n:
+    if ask("<", index, -n) or ask("<=", n, index):
         raise IndexOutOfRange(f"index {index} is outside axis {axis} of size {n}",
                               where=user_location())
-    return index + n if index < 0 else index
+    return index + n if ask("<", index, 0) else index
 
 
 @operator(family="indexing")
@@ -132,7 +132,7 @@ def _in_shape(x: Value, shape: Shape) -> Value:
 
 def _getitem_front(x: Any, key: Any) -> Any:
     shape = x.shape if hasattr(x, "shape") else np.shape(x)
-    normal, tensors = _normal_key(key, tuple(shape))
+    normal, tensors = _normal_key(plain(key), tuple(shape))
     return Operator.__call__(getitem, x, *tensors, key=normal)
 
 

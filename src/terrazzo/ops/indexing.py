@@ -33,7 +33,7 @@ from terrazzo.graph.ir import (
     tracing,
 )
 from terrazzo.index import Index, ceildiv, maximum, minimum
-from terrazzo.index.guards import all_equal, granted
+from terrazzo.index.guards import all_equal, ask, known
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Block, Buffer, For, Stmt, Store, block
 from terrazzo.ops.creation import arange, full
@@ -364,7 +364,7 @@ def _check_elements(name: str, x: TensorType, indices: TensorType, axis: int) ->
     axis = normalize_axis(axis, len(x.shape))
     _check_indices(name, x, [indices], [axis])
     for d, (n, size) in enumerate(zip(indices.shape, x.shape)):
-        if d != axis and not granted("<=", n, size):
+        if d != axis and not ask("<=", n, size):
             raise ShapeError(f"{name}: axis {d} of the indices {dims_text(indices.shape)} is "
                              f"longer than that of {dims_text(x.shape)}", where=user_location())
     return axis
@@ -521,7 +521,7 @@ def index_update(x: Any, indices: Any, updates: Any, *, axis: int = 0, reduce: s
 
 def _columns(indices: Value) -> list[Value]:
     """The coordinates that the last axis of an index tensor holds."""
-    count = indices.shape[-1] if indices.ndim else None
+    count = known(indices.shape[-1]) if indices.ndim else None
     if not isinstance(count, int):
         raise RankError(f"the last axis of {dims_text(indices.shape)} must hold a known number of "
                         "coordinates", where=user_location())

@@ -11,7 +11,7 @@ from terrazzo.dtypes import int64
 from terrazzo.errors import DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
-from terrazzo.index import proves_eq
+from terrazzo.index.guards import granted
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
 from terrazzo.ops.define import primitive
@@ -22,7 +22,7 @@ from terrazzo.shapes import dims_text, num_elements
 
 
 def _det_type(x: TensorType) -> TensorType:
-    if len(x.shape) < 2 or not proves_eq(x.shape[-1], x.shape[-2]):
+    if len(x.shape) < 2 or not granted("==", x.shape[-1], x.shape[-2]):
         raise ShapeError(f"det needs square matrices in the last two axes, not "
                          f"{dims_text(x.shape)}", where=user_location())
     if not x.dtype.is_float:

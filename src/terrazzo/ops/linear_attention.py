@@ -16,7 +16,8 @@ from terrazzo.dtypes import DType
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
-from terrazzo.index import Index, proves_eq
+from terrazzo.index import Index
+from terrazzo.index.guards import all_equal, ask, multiple
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, Stmt, Store, block
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
@@ -31,11 +32,22 @@ RULES = ("linear", "gated", "delta", "gated_delta")
 def _steps_type(query: TensorType, key: TensorType, value: TensorType, state: TensorType,
                 *gates: TensorType, given: tuple[str, ...], scale: float
                 ) -> tuple[TensorType, TensorType]:
-    batch, steps, heads, _ = query.shape
+    batch, steps, heads, keys = query.shape
+    kv_heads, values = key.shape[2], value.shape[3]
+    wanted = {"decay": (batch, steps, kv_heads, keys), "beta": (batch, steps, kv_heads, 1)}
+    expected = [(batch, steps, kv_heads, keys), (batch, steps, kv_heads, values),
+                (batch, kv_heads, keys, values), *(wanted[name] for name in given)]
+    if kv_heads == 0 or not multiple(heads, kv_heads) or not all(
+            all_equal(t.shape, shape)
+            for t, shape in zip((key, value, state, *gates), expected, strict=True)):
+        raise ShapeError(
+            f"linear_attention_steps of queries {dims_text(query.shape)} cannot use keys "
+            f"{dims_text(key.shape)}, values {dims_text(value.shape)} and a state "
+            f"{dims_text(state.shape)}", where=user_location())
     if any(t.dtype is not query.dtype.compute for t in (query, key, value, state, *gates)):
         raise DTypeError("linear_attention_steps needs float32 or float64 throughout",
                          where=user_location(), hint="use tz.linear_attention, which widens")
-    return TensorType((batch, steps, heads, value.shape[3]), query.dtype), state
+    return TensorType((batch, steps, heads, values), query.dtype), state
 
 
 def _steps_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray, state: np.ndarray,
@@ -153,14 +165,14 @@ def linear_attention(query: Any, key: Any, value: Any, past_state: Any = None, d
     wide = query.dtype.compute
 
     def split(x: Any, heads: int, size: Index) -> Any:
-        if x.ndim != 3 or not all(map(proves_eq, x.shape, (batch, steps, heads * size))):
+        if not all_equal(x.shape, (batch, steps, heads * size)):
             raise ShapeError(f"{heads} heads of {size} do not fit {dims_text(x.shape)} beside "
                              f"queries {dims_text(query.shape)}", where=user_location())
         return reshape(astype(x, dtype=wide), shape=(batch, steps, heads, size))
 
     gates: dict[str, Any] = {}
     if decay is not None:
-        one = decay.shape[2] == kv_num_heads
+        one = ask("==", decay.shape[2], kv_num_heads)
         factors = exp(split(decay, kv_num_heads, 1 if one else keys))
         gates["decay"] = broadcast_to(factors, shape=(batch, steps, kv_num_heads, keys))
     if beta is not None:
@@ -168,8 +180,7 @@ def linear_attention(query: Any, key: Any, value: Any, past_state: Any = None, d
         gates["beta"] = broadcast_to(each, shape=(batch, steps, kv_num_heads, 1))
     state_type = query.dtype if past_state is None else past_state.dtype
     shape = (batch, kv_num_heads, keys, values)
-    if past_state is not None and (past_state.ndim != 4 or not all(map(
-            proves_eq, past_state.shape, shape))):
+    if past_state is not None and not all_equal(past_state.shape, shape):
         raise ShapeError(f"linear_attention needs a state {dims_text(shape)}, not "
                          f"{dims_text(past_state.shape)}", where=user_location())
     state = full(shape=shape, value=0, dtype=wide) if past_state is None else astype(

@@ -10,7 +10,8 @@ from typing import Any
 from terrazzo.dtypes import DType, int64, promote
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Node, Value, as_value
-from terrazzo.index import Index, proves_eq
+from terrazzo.index import Index
+from terrazzo.index.guards import all_equal, granted
 from terrazzo.ops.activation import softplus, xlogy
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
@@ -71,7 +72,7 @@ def _check_target(name: str, x: Value, target: Value, axis: int) -> None:
         raise DTypeError(f"{name} needs class numbers of an integer type, got {target.type}",
                          where=user_location())
     expected = x.shape[:axis] + x.shape[axis + 1:]
-    if target.ndim != len(expected) or not all(map(proves_eq, target.shape, expected)):
+    if not all_equal(target.shape, expected):
         raise ShapeError(f"{name} of {x.type} with classes on axis {axis} needs a target of shape "
                          f"{dims_text(expected)}, got {target.type}", where=user_location(),
                          hint="choose the axis of classes with axis=")
@@ -80,7 +81,7 @@ def _check_target(name: str, x: Value, target: Value, axis: int) -> None:
 def _class_weight(weight: Value | None, x: Value, axis: int) -> Value | None:
     if weight is None:
         return None
-    if weight.ndim != 1 or not proves_eq(weight.shape[0], x.shape[axis]):
+    if weight.ndim != 1 or not granted("==", weight.shape[0], x.shape[axis]):
         raise ShapeError(f"a weight for each of the {x.shape[axis]} classes is needed, got "
                          f"{weight.type}", where=user_location())
     shape = tuple(n if d == axis else 1 for d, n in enumerate(x.shape))
@@ -135,7 +136,7 @@ def cross_entropy(logits: Any, target: Any, weight: Any = None, *, axis: int | N
     losses = logsumexp(wide, axis=axis, keepdims=True) - wide
     dtype = float_type(logits.dtype)
     if target.dtype.is_float:
-        if target.ndim != logits.ndim or not all(map(proves_eq, target.shape, logits.shape)):
+        if not all_equal(target.shape, logits.shape):
             raise ShapeError(f"cross_entropy of {logits.type} needs probabilities of that shape, "
                              f"got {target.type}", where=user_location())
         share = in_type(target, wide.dtype)

@@ -11,7 +11,8 @@ from typing import Any
 
 from terrazzo.errors import RankError, ShapeError, user_location
 from terrazzo.graph.ir import Node, Value
-from terrazzo.index import Index, divisible, proves_eq
+from terrazzo.index import Index
+from terrazzo.index.guards import all_equal, multiple
 from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import equal, exp, log, rsqrt, where
 from terrazzo.ops.reduce import (
@@ -24,7 +25,7 @@ from terrazzo.ops.reduce import (
     wide_mean,
     widened,
 )
-from terrazzo.shapes import Shape, dims_text, normalize_axes, normalize_axis
+from terrazzo.shapes import dims_text, normalize_axes, normalize_axis
 
 
 # ---------------------------------------------------------------- softmax
@@ -77,15 +78,11 @@ def _trailing_axes(name: str, x: Value, axis: Axes, *parameters: Value | None) -
                          where=user_location(), hint="move them to the end with permute_dims")
     over = x.shape[x.ndim - len(axes):]
     for parameter in parameters:
-        if parameter is not None and not _same_shape(parameter.shape, over):
+        if parameter is not None and not all_equal(parameter.shape, over):
             raise ShapeError(f"{name} over {dims_text(over)} got a weight or bias of shape "
                              f"{dims_text(parameter.shape)}", where=user_location(),
                              hint="both have the shape of the normalised axes")
     return axes
-
-
-def _same_shape(a: Shape, b: Shape) -> bool:
-    return len(a) == len(b) and all(proves_eq(m, n) for m, n in zip(a, b, strict=True))
 
 
 def _moments(x: Value, axes: Axes) -> tuple[Value, Value, Value]:
@@ -148,7 +145,7 @@ def _per_channel(parameter: Value | None, x: Value, axis: int, name: str) -> Any
     if parameter is None:
         return None
     channels = x.shape[axis]
-    if not _same_shape(parameter.shape, (channels,)):
+    if not all_equal(parameter.shape, (channels,)):
         raise ShapeError(f"{name} of {x.type} needs one number for each of its {channels} "
                          f"channels, got shape {dims_text(parameter.shape)}",
                          where=user_location())
@@ -167,7 +164,7 @@ def group_norm(x: Any, weight: Any = None, bias: Any = None, *, groups: int,
                eps: float = 1e-5) -> Any:
     """[batch, channels, ...] normalised within groups of channels, then times weight plus bias"""
     channels = _require_channels("group_norm", x)
-    if groups < 1 or not divisible(channels, groups):
+    if groups < 1 or not multiple(channels, groups):
         raise ShapeError(f"group_norm cannot split {channels} channels into {groups} groups",
                          where=user_location(), hint="the channels must be a multiple of groups")
     shape = (x.shape[0], groups, channels // groups, *x.shape[2:])

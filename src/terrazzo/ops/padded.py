@@ -16,6 +16,7 @@ from terrazzo.dtypes import as_dtype, bool_, int64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
+from terrazzo.index.guards import ask
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
@@ -62,7 +63,7 @@ def compress_padded(x: Any, condition: Any, *, axis: int | None = None) -> Any:
         x, axis = reshape(x, shape=(-1,)), 0
     axis = normalize_axis(axis, x.ndim)
     n, m = x.shape[axis], condition.shape[0]
-    if isinstance(n, int) and isinstance(m, int) and m > n:
+    if ask("<", n, m):
         condition = span(condition, 0, 0, n)
     chosen = nonzero(condition, size=n)[0]
     return take(x, chosen, axis=axis), sum_(astype(not_equal(condition, 0), dtype="int64"))

@@ -19,6 +19,7 @@ from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, us
 from terrazzo.expr.ir import Tensor, compute, fresh_axis
 from terrazzo.graph.ir import Node, TensorType, Value, constant
 from terrazzo.index import Index, ceildiv, maximum, minimum
+from terrazzo.index.guards import all_equal, ask
 from terrazzo.loop.interpret import convert
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive, with_shape
@@ -90,11 +91,11 @@ def _windows_type(x: TensorType, *, window: Any, strides: Any, padding: Any, dil
                             f"{rank} spatial axes", where=user_location())
     if any(n < 1 for n in (*window, *strides, *dilation)):
         raise ArgumentError("windows, strides and dilation are at least 1", where=user_location())
-    if any(isinstance(p, int) and p < 0 for pair in padding for p in pair):
+    if any(ask("<", p, 0) for pair in padding for p in pair):
         raise ArgumentError(f"padding {tuple(padding)} is negative", where=user_location(),
                             hint="crop with a slice")
     sizes = tuple(map(pooled_size, x.shape[1:-1], window, strides, padding, dilation))
-    if any(isinstance(n, int) and n < 1 for n in sizes):
+    if any(ask("<", n, 1) for n in sizes):
         raise ShapeError(f"a window {tuple(window)} with dilation {tuple(dilation)} does not fit "
                          f"in {dims_text(x.shape[1:-1])} with padding {tuple(padding)}",
                          where=user_location())
@@ -182,7 +183,11 @@ def window_max(x: Any, *, window: Any, strides: Any, padding: Any, dilation: Any
 
 
 def _argmax_type(x: TensorType, largest: TensorType, **attrs: Any) -> TensorType:
-    return TensorType(_window_max_type(x, **attrs).shape, int64)
+    shape = _window_max_type(x, **attrs).shape
+    if not all_equal(largest.shape, shape):
+        raise ShapeError(f"window_argmax needs the largest of each window, {dims_text(shape)}, not "
+                         f"{dims_text(largest.shape)}", where=user_location())
+    return TensorType(shape, int64)
 
 
 def _argmax_numpy(x: np.ndarray, largest: np.ndarray, *, out: TensorType, **attrs: Any

@@ -22,7 +22,7 @@ from terrazzo.errors import DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.ir import TensorType, Value, as_value, constant
 from terrazzo.index import Index
-from terrazzo.index.guards import granted
+from terrazzo.index.guards import ask, granted
 from terrazzo.ops.arrange import pad, repeat
 from terrazzo.ops.conv import (
     Pads,
@@ -65,7 +65,9 @@ def _check_parameter(name: str, x: TensorType, given: TensorType | None, axis: i
         return
     axis = normalize_axis(axis, len(x.shape))
     if block_size:
-        fits = len(given.shape) == len(x.shape)
+        fits = len(given.shape) == len(x.shape) and all(
+            n == 1 or (ask("<=", m, n * block_size) if d == axis else ask("==", n, m)) is not False
+            for d, (n, m) in enumerate(zip(given.shape, x.shape, strict=True)))
     else:
         fits = len(given.shape) == 1 and granted("==", given.shape[0], x.shape[axis])
     if not fits:

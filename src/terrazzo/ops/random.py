@@ -17,6 +17,7 @@ from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute
 from terrazzo.graph.ir import TensorType, operator_named
 from terrazzo.index import Index
+from terrazzo.index.guards import ask
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import (
@@ -78,7 +79,7 @@ def _bits_type(key: TensorType, *, shape: Any, words: int, word: int, stream: in
         raise DTypeError(f"a random key is a single integer, not {key}", where=user_location(),
                          hint="make one with tz.random_key(seed), more with tz.split_key(key, n)")
     sizes = as_shape(shape)
-    if any(isinstance(n, int) and n < 0 for n in sizes):
+    if any(ask("<", n, 0) for n in sizes):
         raise ShapeError(f"a tensor cannot have the shape {dims_text(sizes)}",
                          where=user_location())
     return TensorType(sizes, uint32)

@@ -11,7 +11,8 @@ from typing import Any
 
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Value
-from terrazzo.index import Index, proves_eq
+from terrazzo.index import Index
+from terrazzo.index.guards import all_equal, known
 from terrazzo.ops.arrange import pad
 from terrazzo.ops.contract import linear
 from terrazzo.ops.define import operator
@@ -78,10 +79,11 @@ def _check_layer(kind: str, x: Value, w: Value, r: Value, direction: str) -> Non
     if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
         raise ShapeError(f"{kind} needs x, w and r with three axes each, not {dims_text(x.shape)}, "
                          f"{dims_text(w.shape)} and {dims_text(r.shape)}", where=where)
-    size = r.shape[2]
+    size = known(r.shape[2])
     directions = _DIRECTIONS[direction]
-    if not isinstance(size, int) or r.shape != (directions, count * size, size) or (
-            w.shape[:2] != (directions, count * size)) or not proves_eq(w.shape[2], x.shape[2]):
+    if not isinstance(size, int) or not all_equal(
+            r.shape, (directions, count * size, size)) or not all_equal(
+            w.shape, (directions, count * size, x.shape[2])):
         raise ShapeError(
             f"a {kind} of direction {direction!r} needs w [{directions}, {count}*hidden, inputs] "
             f"and r [{directions}, {count}*hidden, hidden] of known sizes, not "
@@ -99,7 +101,7 @@ def _check_rest(kind: str, x: Value, r: Value, tensors: dict[str, Any], layout: 
         if tensor is None:
             continue
         shape = expected[name]
-        if tensor.ndim != len(shape) or not all(map(proves_eq, tensor.shape, shape)):
+        if not all_equal(tensor.shape, shape):
             raise ShapeError(f"{kind} needs {_MEANINGS[name]} of shape {dims_text(shape)}, not "
                              f"{dims_text(tensor.shape)}", where=user_location())
         if name == "lengths" and not tensor.dtype.is_integer:

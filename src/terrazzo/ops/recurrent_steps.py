@@ -20,6 +20,7 @@ from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index, ceildiv, minimum
+from terrazzo.index.guards import all_equal, known
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
 from terrazzo.loop.tiles import fma_tile
 from terrazzo.ops.define import primitive
@@ -77,7 +78,7 @@ class _Layer:
 
     @property
     def hidden(self) -> int:
-        size = self.named["weights0"].shape[2]
+        size = known(self.named["weights0"].shape[2])
         if not isinstance(size, int):
             raise ShapeError(f"recurrent_steps needs a known number of hidden units, not {size}",
                              where=user_location())
@@ -129,7 +130,7 @@ def _steps_type(*types: TensorType, **attrs: Any) -> tuple[TensorType, ...]:
     for k, (gates, units) in enumerate(zip(cell.phases, layer.units, strict=True)):
         expected[f"weights{k}"] = (layer.directions, -(-size // units), size, len(gates), units)
     for name, shape in expected.items():
-        if layer.named[name].shape != shape:
+        if not all_equal(layer.named[name].shape, shape):
             raise ShapeError(f"recurrent_steps needs {name} {dims_text(shape)}, not "
                              f"{dims_text(layer.named[name].shape)}", where=user_location())
     return layer.out_types()

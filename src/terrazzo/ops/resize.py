@@ -18,6 +18,7 @@ from terrazzo.dtypes import float64
 from terrazzo.errors import ArgumentError, ShapeError, user_location
 from terrazzo.graph.ir import Value, constant
 from terrazzo.index import Index
+from terrazzo.index.guards import known
 from terrazzo.ops.arrange import repeat
 from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import maximum, minimum, where
@@ -205,6 +206,8 @@ def resized(shape: Sequence[Index], *, sizes: Sequence[int] | None = None,
         if not isinstance(n, int):
             if value == (n if sizes is not None else 1):
                 continue
+            n = known(n)
+        if not isinstance(n, int):
             raise ShapeError(f"resize needs to know axis {a} of {dims_text(shape)}",
                              where=user_location(), hint="leave it out of the axes")
         factors[a] = value / max(n, 1) if sizes is not None else float(value)

@@ -11,7 +11,8 @@ from terrazzo.dtypes import DType, as_dtype, int64, uint64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import Node, TensorType, Value
-from terrazzo.index import Index, ceildiv, minimum, proves_eq
+from terrazzo.index import Index, ceildiv, minimum
+from terrazzo.index.guards import all_equal
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, Stmt, Store, block
 from terrazzo.ops.arrange import flip
@@ -155,7 +156,7 @@ def cumulative(x: Any, *, op: str, axis: int = -1, exclusive: bool = False, reve
 
 # ---------------------------------------------------------------- h = a*h + b
 def _recurrence_type(a: TensorType, b: TensorType, *, axis: int, reverse: bool) -> TensorType:
-    if len(a.shape) != len(b.shape) or not all(map(proves_eq, a.shape, b.shape)):
+    if not all_equal(a.shape, b.shape):
         raise ShapeError(f"linear_recurrence needs two tensors of one shape, not "
                          f"{dims_text(a.shape)} and {dims_text(b.shape)}", where=user_location(),
                          hint="stretch them with tz.broadcast_to")

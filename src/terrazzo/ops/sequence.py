@@ -8,6 +8,7 @@ import numpy as np
 
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import constant
+from terrazzo.index.guards import known
 from terrazzo.ops.activation import silu
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator
@@ -30,7 +31,8 @@ def causal_conv_with_state(x: Any, weight: Any, bias: Any = None, past_state: An
 
     The weight is [channels, 1, k]; the state holds the k - 1 steps before x.
     """
-    if x.ndim != 3 or weight.ndim != 3 or not isinstance(weight.shape[2], int):
+    if x.ndim != 3 or weight.ndim != 3 or not isinstance(
+            k := known(weight.shape[2]), int):
         raise ShapeError(f"causal_conv_with_state needs x [batch, channels, length] and a weight "
                          f"[channels, 1, k], not {dims_text(x.shape)} and "
                          f"{dims_text(weight.shape)}", where=user_location())
@@ -38,7 +40,6 @@ def causal_conv_with_state(x: Any, weight: Any, bias: Any = None, past_state: An
         raise ArgumentError(f"causal_conv_with_state has no activation {activation!r}",
                             where=user_location(), hint="use none, silu or swish")
     batch, channels, length = x.shape
-    k = weight.shape[2]
     state = past_state if past_state is not None else full(shape=(batch, channels, k - 1), value=0,
                                                            dtype=x.dtype)
     wide = x.dtype.compute
@@ -63,7 +64,7 @@ def tfidf_vectorizer(x: Any, *, mode: str, min_gram_length: int, max_gram_length
 
     An n-gram's elements may lie 1 to max_skip_count + 1 apart, evenly.
     """
-    if x.ndim not in (1, 2) or not isinstance(x.shape[-1], int):
+    if x.ndim not in (1, 2) or not isinstance(known(x.shape[-1]), int):
         raise RankError(f"tfidf_vectorizer needs a row or rows of known length, not "
                         f"{dims_text(x.shape)}", where=user_location())
     if mode not in ("TF", "IDF", "TFIDF"):

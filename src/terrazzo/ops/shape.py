@@ -34,7 +34,7 @@ from terrazzo.graph.ir import (
     register,
 )
 from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, minimum, proves_eq
-from terrazzo.index.guards import all_equal, granted
+from terrazzo.index.guards import all_equal, ask, granted, known, multiple
 from terrazzo.loop.interpret import convert
 from terrazzo.ops.define import broadcast_load, operator, primitive, with_shape
 from terrazzo.scalar import Const, FromIndex, Scalar, as_scalar, call
@@ -77,12 +77,15 @@ def _reshape_type(x: TensorType, *, shape: Any) -> TensorType:
                          "none may be smaller", where=user_location())
     total = num_elements(x.shape)
     if unknown:
-        known = num_elements(n for d, n in enumerate(sizes) if d != unknown[0])
-        if known == 0:
+        given = num_elements(n for d, n in enumerate(sizes) if d != unknown[0])
+        if given == 0:
             raise ShapeError(f"the -1 in {dims_text(sizes)} could be anything, as another size is "
                              "0", where=user_location(), hint="write the size out")
-        sizes = tuple(total // known if d == unknown[0] else n for d, n in enumerate(sizes))
-    if not granted("==", total, num_elements(sizes)):
+        sizes = tuple(total // given if d == unknown[0] else n for d, n in enumerate(sizes))
+        fits = multiple(total, given)
+    else:
+        fits = granted("==", total, num_elements(sizes))
+    if not fits:
         symbolic = not isinstance(total, int) or not isinstance(num_elements(sizes), int)
         raise ShapeError(
             f"cannot reshape {dims_text(x.shape)} to {dims_text(as_shape(shape))}: the number of "
@@ -383,6 +386,11 @@ def _slice_size(start: Index, stop: Index, step: int) -> Index:
     return size if low is not None and low >= 0 else maximum(size, 0)
 
 
+def _outside(first: Index, last: Index, n: Index) -> bool:
+    """Whether an axis of n elements lacks one of two."""
+    return any(ask("<", e, 0) or ask("<=", n, e) for e in (first, last))
+
+
 def _slice_type(x: TensorType, *, starts: Any, stops: Any, steps: Any) -> TensorType:
     rank = len(x.shape)
     if not len(starts) == len(stops) == len(steps) == rank:
@@ -392,10 +400,11 @@ def _slice_type(x: TensorType, *, starts: Any, stops: Any, steps: Any) -> Tensor
     for d, (n, start, stop, step) in enumerate(zip(x.shape, starts, stops, steps)):
         if step == 0:
             raise ArgumentError("a slice needs a step other than 0", where=user_location())
+        if step == 1 and start == 0 and stop is n:
+            shape.append(n)
+            continue
         size = _slice_size(start, stop, step)
-        ends = (start, start + (size - 1) * step)
-        if size != 0 and any(isinstance(n, int) and isinstance(e, int) and not 0 <= e < n
-                             for e in ends):
+        if _outside(start, start + (size - 1) * step, n) and ask("!=", size, 0):
             raise IndexOutOfRange(f"slice {start}:{stop}:{step} of axis {d} reads outside its size "
                                   f"{n}", where=user_location(), hint="slice bounds of this "
                                   "operator do not wrap; write x[a:b:c] for Python's rules")
@@ -443,9 +452,9 @@ def span(x: Any, axis: int, start: Index, stop: Index, step: int = 1) -> Any:
 def _place_type(x: TensorType, *, shape: Any, starts: Any, steps: Any, value: Any) -> TensorType:
     sizes = as_shape(shape)
     for n, size, start, step in zip(x.shape, sizes, starts, steps, strict=True):
-        ends = (start, start + (n - 1) * step)
-        if n != 0 and any(isinstance(size, int) and isinstance(e, int) and not 0 <= e < size
-                          for e in ends):
+        if step == 1 and start == 0 and n is size:
+            continue
+        if _outside(start, start + (n - 1) * step, size) and ask("!=", n, 0):
             raise IndexOutOfRange(f"{dims_text(x.shape)} placed at {tuple(starts)} with steps "
                                   f"{tuple(steps)} does not fit in {dims_text(sizes)}",
                                   where=user_location())
@@ -506,10 +515,10 @@ def _cuts(x: Any, indices_or_sections: Any, axis: int) -> list[Index]:
     n = x.shape[axis]
     if isinstance(indices_or_sections, (list, tuple)):
         cuts: list[Any] = [0, *indices_or_sections, n]
-        counted = [c + n if isinstance(c, int) and c < 0 else c for c in cuts]
+        counted = [c + n if ask("<", c, 0) else c for c in cuts]
         return [minimum(maximum(c, 0), n) for c in counted]
     sections = python.index(indices_or_sections)
-    if sections < 1 or not granted("==", n // sections * sections, n):
+    if sections < 1 or not multiple(n, sections):
         raise ShapeError(f"axis {axis} of {dims_text(x.shape)} does not split into {sections} "
                          "equal parts", where=user_location(),
                          hint="give the places to cut at instead, as a tuple")
@@ -530,7 +539,7 @@ def split(x: Any, *, indices_or_sections: Any, axis: int = 0) -> Any:
 def unstack(x: Any, *, axis: int = 0) -> Any:
     """the slices of x along an axis, without that axis, as a tuple"""
     axis = normalize_axis(axis, x.ndim)
-    n = x.shape[axis]
+    n = known(x.shape[axis])
     if not isinstance(n, int):
         raise ShapeError(f"cannot unstack axis {axis} of {dims_text(x.shape)}: its size must be "
                          "known", where=user_location(), hint="use tz.scan to walk over it")

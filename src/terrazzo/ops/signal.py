@@ -16,6 +16,7 @@ import numpy as np
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Value, constant
+from terrazzo.index.guards import ask, known
 from terrazzo.ops.arrange import flip, moveaxis, pad, sliding_window
 from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.define import operator
@@ -130,7 +131,7 @@ def _inverse_real(x: Any, n: int) -> Any:
 
 # ---------------------------------------------------------------- what users call
 def _known_length(x: Value, axis: int, name: str) -> int:
-    n = x.shape[axis]
+    n = known(x.shape[axis])
     if not isinstance(n, int):
         raise ShapeError(f"{name} along axis {axis} of {dims_text(x.shape)} needs its size to be "
                          "known", where=user_location())
@@ -203,7 +204,7 @@ def stft(signal: Any, window: Any = None, *, frame_step: int, frame_length: int 
         frame_length = _known_length(signal, 1, "stft") if window is None else (
             _known_length(window, 0, "the window of an stft"))
     length = signal.shape[1]
-    if frame_step < 1 or frame_length < 1 or (isinstance(length, int) and length < frame_length):
+    if frame_step < 1 or frame_length < 1 or ask("<", length, frame_length):
         raise ArgumentError(f"stft with frames of {frame_length} every {frame_step} of a signal of "
                             f"{length}", where=user_location())
     if window is not None and window.shape != (frame_length,):

@@ -17,6 +17,7 @@ from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index
+from terrazzo.index.guards import ask
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
@@ -193,7 +194,7 @@ def _top_type(x: TensorType, *, k: int, axis: int, largest: bool
     _check_order("topk", x)
     axis = normalize_axis(axis, len(x.shape))
     n = x.shape[axis]
-    if k < 0 or (isinstance(n, int) and k > n):
+    if k < 0 or ask("<", n, k):
         raise ShapeError(f"topk of {k} elements along axis {axis} of {dims_text(x.shape)}, which "
                          f"has {n}", where=user_location())
     shape = tuple(k if d == axis else m for d, m in enumerate(x.shape))

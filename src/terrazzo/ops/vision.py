@@ -17,7 +17,8 @@ import numpy as np
 from terrazzo.dtypes import int64
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import Value, constant
-from terrazzo.index import Index, proves_eq
+from terrazzo.index import Index
+from terrazzo.index.guards import granted, known, multiple
 from terrazzo.ops.arrange import pad
 from terrazzo.ops.contract import matmul
 from terrazzo.ops.creation import arange
@@ -54,11 +55,11 @@ def _known_spatial(name: str, x: Value, ranks: Sequence[int] = ()) -> tuple[int,
         raise RankError(f"{name} needs [batch, channels, ...] with "
                         f"{' or '.join(map(str, ranks)) or 'some'} spatial axes, not "
                         f"{dims_text(x.shape)}", where=user_location())
-    known = tuple(n for n in sizes if isinstance(n, int))
-    if len(known) != len(sizes):
+    found = tuple(n for n in map(known, sizes) if isinstance(n, int))
+    if len(found) != len(sizes):
         raise ShapeError(f"{name} needs known spatial sizes, not {dims_text(x.shape)}",
                          where=user_location())
-    return known
+    return found
 
 
 def _channels_last(x: Value) -> Value:
@@ -356,7 +357,7 @@ def _check_block(name: str, mode: str, blocksize: int, divided: Index, x: Value)
     if mode not in ("DCR", "CRD"):
         raise ArgumentError(f"{name} has no mode {mode!r}", where=user_location(),
                             hint="use DCR or CRD")
-    if x.ndim != 4 or not proves_eq(divided // (blocksize**2) * blocksize**2, divided):
+    if x.ndim != 4 or not multiple(divided, blocksize**2):
         raise ShapeError(f"{name} of {dims_text(x.shape)} by blocks of {blocksize} does not come "
                          "out even", where=user_location())
 
@@ -385,7 +386,7 @@ def space_to_depth(x: Any, *, blocksize: int, mode: str = "DCR") -> Any:
     _check_block("space_to_depth", mode, blocksize, size, x)
     n, c, h, w = x.shape
     b = blocksize
-    if not all(proves_eq(m // b * b, m) for m in (h, w)):
+    if not all(multiple(m, b) for m in (h, w)):
         raise ShapeError(f"space_to_depth of {dims_text(x.shape)} by blocks of {b} does not come "
                          "out even", where=user_location())
     order = (0, 1, 3, 2, 4, 5) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -404,7 +405,7 @@ def col2im(x: Any, *, image_shape: Any, block_shape: Any, strides: Any = 1, padd
     pads = padding_pairs(padding, rank)
     counts = tuple(map(pooled_size, image, block, steps, pads, gaps))
     channels = x.shape[1] // math.prod(block)
-    if not proves_eq(channels * math.prod(block), x.shape[1]) or not proves_eq(
+    if not granted("==", channels * math.prod(block), x.shape[1]) or not granted("==", 
             num_elements(counts), x.shape[2]):
         raise ShapeError(f"col2im of {dims_text(x.shape)}: a block {dims_text(block)} at "
                          f"{dims_text(counts)} places does not give that many columns",
