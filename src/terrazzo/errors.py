@@ -214,6 +214,10 @@ class KernelAssertion(TerrazzoError, RuntimeError, AssertionError):
     """A condition that a kernel asserted while it ran did not hold."""
 
 
+class KernelStuck(TerrazzoError, RuntimeError, TimeoutError):
+    """Programs of a kernel waited for each other for longer than the limit."""
+
+
 class KernelFault(TerrazzoError, RuntimeError):
     """A kernel did with memory what it must not; the sanitizer kept it from happening."""
 

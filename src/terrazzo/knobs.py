@@ -109,6 +109,10 @@ class Settings:
         20000, "turns an idle pool thread spins for new work before it sleeps", minimum=0,
         steers_runs=True,
     )
+    wait_limit: float = _knob(
+        60.0, "seconds that a program of a Triton kernel may wait for others; 0: no limit",
+        minimum=0, steers_runs=True,
+    )
     dump: str = _knob(
         "",
         "levels printed at each compile, as a comma list",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from terrazzo.errors import KernelStuck
 from terrazzo.knobs import knobs
 
 torch = pytest.importorskip("torch")
@@ -239,3 +241,45 @@ if hasattr(tl, "atomic_poll"):  # since Triton 3.9
             give_up[(1,)](flags, found, limit, N=4)
         assert found.tolist() == [1, 0, 1, 1]
         assert time.perf_counter() - start >= limit * 1e-9
+
+
+# ---------------------------------------------------------------- programs that wait in vain
+@triton.jit
+def wait_for_the_next(flags_ptr, LAST: tl.constexpr):
+    pid = tl.program_id(0)
+    if pid < LAST:
+        while tl.atomic_cas(flags_ptr + pid + 1, 1, 1) != 1:
+            pass
+    tl.atomic_xchg(flags_ptr + pid, 1)
+
+
+@triton.jit
+def wait_in_assembly(flag_ptr):
+    tl.inline_asm_elementwise(
+        "{ .reg .u32 t; .reg .pred p; again: ld.acquire.gpu.global.u32 t, [$1]; "
+        "setp.ne.u32 p, t, 1; @p bra again; }", "=r,l", [flag_ptr], tl.int32, False, 1)
+
+
+def test_programs_that_wait_for_ever_are_named_with_their_line() -> None:
+    flags = torch.zeros(2000, dtype=torch.int32)
+    with at_most(60), knobs.override(wait_limit=0.2):
+        with pytest.raises(KernelStuck) as caught:
+            wait_for_the_next[(2000,)](flags, 1999)
+        line = wait_for_the_next.fn.__code__.co_firstlineno + 4
+        named = rf"test_atomics.py:{line}: program \(\d+, 0, 0\) of `wait_for_the_next`"
+        assert re.search(named, str(caught.value))
+        assert "TZ_WAIT_LIMIT" in str(caught.value)
+        flags.zero_()
+        with pytest.raises(KernelStuck, match=r"test_atomics.py:\d+: program \(0, 0, 0\)"):
+            wait_in_assembly[(1,)](flags)
+    with at_most(60):
+        wait_for_the_next[(64,)](flags, 63)  # the next launch is as good as any
+    assert flags[:64].all()
+
+
+def test_waiting_ends_in_time_for_others() -> None:
+    """One that waits less than the limit is not disturbed."""
+    done, out = torch.zeros(300, dtype=torch.int32), torch.zeros(300, dtype=torch.int32)
+    with at_most(60), knobs.override(wait_limit=30.0):
+        one_after_the_other[(300,)](done, out)
+    assert torch.equal(out, torch.arange(300, dtype=torch.int32))

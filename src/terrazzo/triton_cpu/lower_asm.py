@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from terrazzo.dtypes import DType, int32
+from terrazzo.dtypes import DType, bool_, int32
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer, For, If, Let, Stmt, Store, block
-from terrazzo.scalar import FromIndex, Scalar
+from terrazzo.scalar import Const, FromIndex, Scalar
 from terrazzo.triton_cpu.addresses import Names, Reader
 from terrazzo.triton_cpu.inline_asm import (
     EFFECTS,
@@ -21,6 +21,7 @@ from terrazzo.triton_cpu.inline_asm import (
 from terrazzo.triton_cpu.lower import HANDLERS as GENERAL
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
+from terrazzo.triton_cpu.patience import Patience
 from terrazzo.triton_cpu.pointers import number, pointer_to
 from terrazzo.triton_cpu.ptx.effects import Memory, statements
 from terrazzo.triton_cpu.ptx.run import Specials
@@ -111,7 +112,7 @@ def _effects(lowering: Lowering, op: Op) -> None:
 
     with located(lowering.module, op):
         body, registers = statements(code.program, given, code.widths, _specials(lowering),
-                                     Memory(lowering.local, place))
+                                     Memory(lowering.local, place, *_waiting(lowering, op)))
     results = code.elements({name: buffer[0] for name, buffer in registers.items()})
     stores: list[Stmt] = [Store(buffer, p, results[n][k])
                           for n, buffer in enumerate(made) for k, p in enumerate(places)]
@@ -123,6 +124,14 @@ def _effects(lowering: Lowering, op: Op) -> None:
     lowering.emit(For(group, 0, count, body))
     for name, result, buffer in zip(op.results, op.types, made, strict=True):
         lowering.env[name] = lowering.stored(result, buffer)
+
+
+def _waiting(lowering: Lowering, op: Op) -> tuple[Stmt, Stmt, Scalar]:
+    """What a loop does before it, in each turn, and when it ends all the same."""
+    if not assembly(op).waits:
+        return block(), block(), Const(bool_, False)
+    patience = Patience(lowering, op)
+    return patience.begin(), patience.turn(), patience.over[0]
 
 
 HANDLERS: dict[str, Handler] = {ELEMENTWISE: _elementwise, PACKED: _packed, EFFECTS: _effects}

@@ -7,12 +7,13 @@ from functools import partial
 
 from terrazzo.dtypes import bool_, int64
 from terrazzo.index import Index
-from terrazzo.loop.ir import Atomic, Buffer, For, If, Let, Pause, Stmt, Store, While, block
+from terrazzo.loop.ir import Atomic, Buffer, For, If, Let, Stmt, Store, While, block
 from terrazzo.scalar import Const, FromIndex, Scalar, call, cast
 from terrazzo.triton_cpu.addresses import Names, Reader
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.lower_memory import only_alive
 from terrazzo.triton_cpu.nest import Write
+from terrazzo.triton_cpu.patience import Patience
 from terrazzo.triton_cpu.pointers import as_type
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import (
@@ -89,20 +90,20 @@ def _poll(lowering: Lowering, op: Op) -> None:
     found = lowering.local("found", bool_, op.type.count)
     lowering.emit(lowering.nest(shape, partial(_zero, found, shape)))
     seen = lowering.local("seen", dtype, 1)
-    start, now = (lowering.local(name, int64, 1) for name in ("start", "now"))
-    if limit is not None:
-        lowering.emit(Pause((start, 0)))
-        lowering.emit(Store(now, 0, start[0]))
+    patience = Patience(lowering, op)
+    start, now = patience.start, patience.now
+    lowering.emit(patience.begin())
+    lowering.emit(Store(now, 0, start[0]))
 
     def element(i: Indices, pointer: Pointer, reader: Reader) -> Stmt:
         wanted = reader.settle(expected.scalar(i))
         look = Atomic("load", pointer.buffer, _place(pointer, reader), Const(dtype, 0), None,
                       (seen, 0))
-        going = call("ne", seen[0], wanted)
+        going = call("and", call("ne", seen[0], wanted), call("not", patience.over[0]))
         if limit is not None:
             going = call("and", going, call("lt", call("sub", now[0], start[0]),
                                             cast(limit.scalar(), int64)))
-        return block(look, While(going, block(Pause(None if limit is None else (now, 0)), look)),
+        return block(look, While(going, block(patience.turn(), look)),
                      Store(found, flat(shape, i), call("eq", seen[0], wanted)))
 
     _each(lowering, op, None, True, element)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from terrazzo.dtypes import int64
+from terrazzo.dtypes import bool_, int64
 from terrazzo.index import Index, Var, bounds, ceildiv, maximum
-from terrazzo.loop.ir import Buffer, For, If, Pause, While
-from terrazzo.scalar import FromIndex, Load, Scalar, call, cast, loads
+from terrazzo.loop.ir import Buffer, For, If, Store, While
+from terrazzo.scalar import Const, FromIndex, Load, Scalar, call, cast, loads
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
+from terrazzo.triton_cpu.patience import Patience
 from terrazzo.triton_cpu.pointers import address, pointer_to
 from terrazzo.triton_cpu.ttir import Block, Op, Type, walk
 from terrazzo.triton_cpu.uses import LAZY, find_uses
@@ -264,6 +265,7 @@ def _while(lowering: Lowering, op: Op) -> None:
     carried = [Carried(lowering, t, name, lowering.env[o])
                for (name, t), o in zip(before.args, op.operands, strict=True)]
     going = lowering.local("going", dtype_of("i1"), 1)
+    patience = Patience(lowering, op) if waits(op) else None
     passed: list[Carried] = []
 
     def test() -> None:
@@ -286,10 +288,14 @@ def _while(lowering: Lowering, op: Op) -> None:
         end = lowering.block(after)
         assert end is not None
         assign(lowering, carried, [lowering.env[o] for o in end.operands])
-        if waits(op):
-            lowering.emit(Pause())
+        if patience is not None:
+            lowering.emit(patience.turn())
         test()
+        if patience is not None:
+            lowering.emit(If(patience.over[0], Store(going, 0, Const(bool_, False))))
 
+    if patience is not None:
+        lowering.emit(patience.begin())
     test()
     outer = list(lowering.pending), list(lowering.deferred)
     body = lowering.inside(turn)

@@ -1,20 +1,22 @@
-"""Launches of kernels that print, assert or are sanitized: the area before, its records after."""
+"""Launches of kernels that print, assert, wait or are sanitized: an area, and its records after."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from terrazzo.errors import KernelAssertion, KernelFault
+from terrazzo.errors import KernelAssertion, KernelFault, KernelStuck
+from terrazzo.knobs import knobs
 from terrazzo.triton_cpu import shadows
-from terrazzo.triton_cpu.launch import Launcher, expression
+from terrazzo.triton_cpu.launch import MOST_WAITING, Launcher, expression
 from terrazzo.triton_cpu.lower_debug import assertion_text, printed_text
+from terrazzo.triton_cpu.patience import waiting_text
 from terrazzo.triton_cpu.reports import FOUND, PRINTED, Area, Launch, firsts
 from terrazzo.triton_cpu.sanitizer import finding_text
 
 
 class ReportingLauncher(Launcher):
-    """The launcher of a kernel that prints, asserts or is sanitized."""
+    """The launcher of a kernel that prints, asserts, waits or is sanitized."""
 
     def __init__(self, src: Any, metadata: Any):
         super().__init__(src, metadata)
@@ -64,6 +66,13 @@ def tell(area: Area) -> None:
         sys.stdout.write("\n".join(text) + "\n")
         sys.stdout.flush()
     records = firsts(area.records(FOUND))
+    stuck = [r for r in records if r.site["kind"] == "wait"]
+    if stuck:
+        raise KernelStuck(
+            "\n".join(waiting_text(area.launch, r) for r in stuck),
+            hint=f"programs of a grid start in order, {MOST_WAITING} at once at most: one that "
+                 f"waits for a later one may wait for ever; TZ_WAIT_LIMIT sets how long "
+                 f"({knobs.wait_limit:g} s), 0 no limit")
     faults = [r for r in records if r.site["kind"] != "assert"]
     if faults:
         raise KernelFault("\n".join(finding_text(area, r) for r in faults))

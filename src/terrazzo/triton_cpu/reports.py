@@ -18,6 +18,7 @@ import numpy as np
 
 from terrazzo.dtypes import int64
 from terrazzo.index import Index
+from terrazzo.knobs import knobs
 from terrazzo.loop.ir import Atomic, Buffer, For, If, Stmt, Store, block
 from terrazzo.scalar import Const, FromIndex, Scalar, call
 from terrazzo.triton_cpu.values import Indices
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from terrazzo.triton_cpu.lower import Lowering
 
 # The words of the head, and how many. The first three are there twice: lines that are printed must
-# not take the room of what was found wrong.
+# not take the room of what was found wrong. LIMIT is how many nanoseconds a program may wait.
 CLAIMED, CAPACITY, RECORDS = range(3)
-PRINTED, FOUND, CLOCK, LAST, HEAD = 0, 3, 6, 7, 8
+PRINTED, FOUND, CLOCK, LAST, LIMIT, GIVEN_UP, HEAD = 0, 3, 6, 7, 8, 9, 10
 # The words of an argument, for the sanitizer: where its storage begins and ends, counted in bytes
 # from the argument; the addresses of its shadows; the bits of a byte's number that the first drops.
 LOW, HIGH, WRITERS, GRANULE, WRITTEN, PER_ARGUMENT = range(6)
@@ -177,6 +178,7 @@ class Area:
         self.words[PRINTED: FOUND] = 0, MOST_PRINTED, begin
         self.words[FOUND: CLOCK] = 0, MOST_FOUND, found
         self.words[LAST] = head
+        self.words[LIMIT] = int(knobs.wait_limit * 1e9)
         self.rows = self.words[HEAD:][:arguments * PER_ARGUMENT].reshape(arguments, PER_ARGUMENT)
         self.counts = self.words[HEAD + arguments * PER_ARGUMENT: head].reshape(sites, DETAILS)
 

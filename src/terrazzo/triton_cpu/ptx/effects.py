@@ -36,10 +36,13 @@ _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 @dataclass(frozen=True)
 class Memory:
-    """Local buffers, and all memory as elements of a type."""
+    """Local buffers, all memory as elements of a type, and what loops do while they wait."""
 
     local: Callable[[str, DType, int], Buffer]
     place: Callable[[Scalar, DType], tuple[Buffer, Scalar]]
+    begin: Stmt
+    turn: Stmt
+    over: Scalar  # no more waiting
 
 
 class _Statements(Machine):
@@ -204,8 +207,10 @@ def statements(program: Program, inputs: Mapping[str, Scalar], widths: Mapping[s
         branches = If(call("eq", going[0], Const(int32, numbers[start])),
                       _branch(machine, going, start, end, numbers), branches)
     assert branches is not None
-    loop = While(call("lt", going[0], Const(int32, len(pieces))), block(Pause(), branches))
-    return block(*begin, Store(going, 0, Const(int32, 0)), loop), machine.buffers
+    unfinished = call("lt", going[0], Const(int32, len(pieces)))
+    loop = While(call("and", unfinished, call("not", memory.over)), block(memory.turn, branches))
+    return (block(*begin, memory.begin, Store(going, 0, Const(int32, 0)), loop),
+            machine.buffers)
 
 
 def _pieces(program: Program) -> Iterator[tuple[int, int]]:
