@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
 from terrazzo import te
-from terrazzo.errors import ArgumentError, DTypeError, NotContiguous, ScheduleError, ShapeError
+from terrazzo.errors import (
+    ArgumentError,
+    DTypeError,
+    IndexOutOfRange,
+    NotContiguous,
+    ScheduleError,
+    ShapeError,
+)
 from terrazzo.index import Index
 from terrazzo.loop.ir import For, Stmt, Store
 from terrazzo.te import Tensor
@@ -200,3 +210,85 @@ def test_a_register_tile_of_the_cpu_by_name():
     c = np.empty((24, 40), "f")
     f(a, b, c)
     np.testing.assert_allclose(c, a @ b, rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------- what is read has to exist
+X = te.placeholder((8,), name="X")
+Y = te.placeholder((n,), name="Y")
+K = te.reduce_axis(3, name="k")
+
+
+@pytest.mark.parametrize(("element", "index"), [
+    (lambda i: X[i + 4], "i + 4"),
+    (lambda i: X[i + 1_000_000], "i + 1000000"),
+    (lambda i: X[i - 1], "i - 1"),
+    (lambda i: X[i * 2], "i*2"),
+    (lambda i: te.where(te.lt(i, 7), X[i + 2], 0.0), "i + 2"),
+    (lambda i: te.where(te.ge(X[i], 0.0), X[i + 1], 0.0), "i + 1"),
+    (lambda i: te.sum(X[i + K], axis=K), "i + k"),
+])
+def test_reading_outside_is_refused(element: Any, index: str) -> None:
+    with pytest.raises(IndexOutOfRange, match=rf"outside.*{re.escape(index)} of.* of X"):
+        te.compute((8,), element)
+
+
+@pytest.mark.parametrize(("element", "reference"), [
+    (lambda i: te.where(te.lt(i, 4), X[i + 4], 0.0), lambda x: np.r_[x[4:], np.zeros(4)]),
+    (lambda i: te.where(te.lt(i, 4), 0.0, X[i - 4]), lambda x: np.r_[np.zeros(4), x[:4]]),
+    (lambda i: X[7 - i], lambda x: x[::-1]),
+    (lambda i: X[i % 2 * 4 + i // 2], lambda x: x.reshape(2, 4).T.ravel()),
+    (lambda i: X[i * i % 8], lambda x: x[np.arange(8) ** 2 % 8]),
+    (lambda i: te.sum(te.where(te.lt(i + K.var, 8), X[i + K], 0.0), axis=K),
+     lambda x: x + np.r_[x[1:], 0] + np.r_[x[2:], 0, 0]),
+    (lambda i: X[te.cast(X[i] * 100.0, "int64")], lambda x: x[np.where(x > 0, 7, 0)]),
+])
+@pytest.mark.parametrize("target", ["interpreter", "cpu"])
+def test_reading_inside(element: Any, reference: Any, target: str) -> None:
+    y = te.compute((8,), element, name="y")
+    kernel = te.build(te.schedule(y), [X, y], target)
+    x = np.array([-3, 1, 4, -1, 5, 9, -2, 6], np.float32)
+    out = np.zeros(8, np.float32)
+    kernel(x, out)
+    np.testing.assert_allclose(out, reference(x).astype(np.float32), rtol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["interpreter", "cpu"])
+def test_symbolic_sizes_are_checked_at_the_call(target: str) -> None:
+    y = te.compute((4,), lambda i: Y[i + 3], name="y")
+    kernel = te.build(te.schedule(y), [Y, y], target)
+    out = np.zeros(4, np.float32)
+    for size in (7, 9, 7):
+        kernel(np.arange(size, dtype=np.float32), out)
+        np.testing.assert_array_equal(out, [3, 4, 5, 6])
+    for size in (6, 2, 0):
+        with pytest.raises(IndexOutOfRange, match=rf"i \+ 3 .* of Y.*n = {size}"):
+            kernel(np.arange(size, dtype=np.float32), out)
+
+
+def test_a_read_only_array_is_not_written() -> None:
+    y = te.compute((8,), lambda i: X[i] + 1.0, name="y")
+    kernel = te.build(te.schedule(y), [X, y])
+    out = np.zeros(8, np.float32)
+    out.flags.writeable = False
+    given = np.ones(8, np.float32)
+    given.flags.writeable = False  # what is only read may be
+    with pytest.raises(ArgumentError, match=r"y is written.*read-only"):
+        kernel(given, out)
+    assert not out.any()
+
+
+def test_an_unknown_intrinsic_is_refused() -> None:
+    y = te.compute((8,), lambda i: X[i] + 1.0, name="y")
+    s = te.schedule(y)
+    with pytest.raises(ScheduleError, match="no tile intrinsic 'no_such'"):
+        s[y].tensorize("i", "no_such")
+
+
+def test_unrolling_without_end_is_refused() -> None:
+    large = te.placeholder((1000, 1000), name="large")
+    y = te.compute((1000, 1000), lambda i, j: large[i, j] + 1.0, name="y")
+    s = te.schedule(y)
+    s[y].unroll("i")
+    s[y].unroll("j")
+    with pytest.raises(ScheduleError, match="repeats its body 1000000 times"):
+        te.build(s, [large, y])

@@ -20,24 +20,34 @@ Every element function of the table `scalar.OPS` is here by its name: `te.exp`, 
 
 from __future__ import annotations
 
+import builtins
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from terrazzo.dtypes import float32
-from terrazzo.errors import ArgumentError, DTypeError, NotContiguous, ScheduleError, ShapeError
+from terrazzo.errors import (
+    ArgumentError,
+    DTypeError,
+    IndexOutOfRange,
+    NotContiguous,
+    ScheduleError,
+    ShapeError,
+    user_location,
+)
 from terrazzo.expr import ir
+from terrazzo.expr.access import Access, accesses, clipped, inside
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import lower as lower_program
 from terrazzo.expr.plan import Plan, plan
 from terrazzo.expr.schedule import Schedule, name_of
 from terrazzo.expr.tensorize import Intrinsic, register_intrinsic
-from terrazzo.index import Index, Var, evaluate
+from terrazzo.index import Index, Var, bounds, evaluate
 from terrazzo.loop import interpret
-from terrazzo.loop.ir import For, Function, TileIntrinsic, walk
+from terrazzo.loop.ir import For, Function, Stmt, TileIntrinsic, children, walk
 from terrazzo.loop.simplify import simplify
 from terrazzo.scalar import OPS, Axis, Scalar, as_scalar, call, cast
 from terrazzo.scalar import reduce as reduce_scalar
@@ -88,8 +98,25 @@ def placeholder(shape: Iterable[Index], dtype: Any = float32, name: str | None =
 
 def compute(shape: Iterable[Index], element: Callable[..., Any], name: str | None = None,
             dtype: Any = None) -> Tensor:
-    """A tensor given by a function from its indices to the value there."""
-    return ir.compute(shape, element, name=name, dtype=dtype, origin=name or "")
+    """A tensor given by a function from its indices to the value there.
+
+    What it reads must exist, or stand under a `where` that keeps it from being read; sizes that are
+    symbolic are checked at the call. Indices that are computed from data are clipped.
+    """
+    made = ir.compute(shape, element, name=name, dtype=dtype, origin=name or "")
+    assert made.body is not None
+    made = replace(made, body=clipped(made.body))
+    for access in accesses(made):
+        _refuse_outside(made.name, access, {})
+    return made
+
+
+def _refuse_outside(name: str, access: Access, sizes: Mapping[Var, int]) -> None:
+    if inside(access, sizes) is False:
+        given = "".join(f", {var} = {size}" for var, size in sizes.items())
+        raise IndexOutOfRange(f"{name} reads outside its input: {access}{given}",
+                              where=user_location(),
+                              hint="choose by te.where(condition, x[i], 0) what is read")
 
 
 def reduce_axis(extent: Index | tuple[Index, Index], name: str | None = None) -> ReduceAxis:
@@ -318,21 +345,40 @@ def lower(s: ScheduleBuilder, args: Sequence[Tensor], name: str | None = None) -
         raise ArgumentError(
             f"{program.name} takes {', '.join(t.name for t in tensors)}, "
             f"got {', '.join(t.name for t in args)}", hint="name every input and output once")
+    loops = lower_program(program, s.schedule, name)
+    _check_unrolled(loops.body, 1)
     # Loops that the schedule keeps apart stay apart.
-    function = simplify(lower_program(program, s.schedule, name), skip=("merge_loops",))
+    function = simplify(loops, skip=("merge_loops",))
     by_tensor = dict(zip(tensors, function.params, strict=True))
     return replace(function, params=tuple(by_tensor[t] for t in args))
+
+
+_MOST_COPIES = 1 << 12  # of an unrolled body; more takes minutes to compile and runs no faster
+
+
+def _check_unrolled(stmt: Stmt, copies: int) -> None:
+    """Refuse loops that would be repeated too often, each by itself or inside each other."""
+    if isinstance(stmt, For) and stmt.kind == "unrolled":
+        most = bounds(stmt.hi - stmt.lo)[1]
+        copies *= 1 if most is None else builtins.max(most, 1)
+        if copies > _MOST_COPIES:
+            raise ScheduleError(f"unrolling {stmt.var} repeats its body {copies} times",
+                                hint=f"split it first, and unroll up to {_MOST_COPIES} steps")
+    for inner in children(stmt):
+        _check_unrolled(inner, copies)
 
 
 def build(s: ScheduleBuilder, args: Sequence[Tensor], target: str = "cpu",
           name: str | None = None) -> Kernel:
     """A function of numpy arrays, one for each of `args`; outputs are written in place."""
     function = lower(s, args, name)
-    if target == "interpreter":
-        return Kernel(tuple(args), function, _interpreted(function))
-    if target != "cpu":
+    ways = {"interpreter": _interpreted, "cpu": _compiled}
+    if target not in ways:
         raise ArgumentError(f"there is no target {target!r}", hint="use 'cpu' or 'interpreter'")
-    return Kernel(tuple(args), function, _compiled(function))
+    unproved = tuple((stage.name, access) for stage in s.program.stages
+                     for access in accesses(stage) if inside(access, {}) is None)
+    return Kernel(tuple(args), function, ways[target](function), frozenset(s.program.outputs),
+                  unproved)
 
 
 Run = Callable[[Sequence[np.ndarray], Mapping[Var, int]], None]
@@ -368,6 +414,9 @@ class Kernel:
     args: tuple[Tensor, ...]
     function: Function
     run: Run
+    outputs: frozenset[Tensor]
+    unproved: tuple[tuple[str, Access], ...]  # what is read, by stages, if sizes allow it
+    checked: set[tuple[int, ...]] = field(default_factory=set)  # sizes that do
 
     def __call__(self, *arrays: np.ndarray) -> None:
         if len(arrays) != len(self.args):
@@ -388,6 +437,14 @@ class Kernel:
             if array.shape != want:
                 raise ShapeError(f"{tensor.name} has shape {dims_text(array.shape)}, but "
                                  f"{dims_text(tensor.shape)} is {dims_text(want)} here")
+            if tensor in self.outputs and not array.flags.writeable:
+                raise ArgumentError(f"{tensor.name} is written, but its array is read-only",
+                                    hint="pass a copy")
+        key = tuple(sizes.values())
+        if self.unproved and key not in self.checked:
+            for stage, access in self.unproved:
+                _refuse_outside(stage, access, sizes)
+            self.checked.add(key)
         self.run(arrays, sizes)
 
     def __str__(self) -> str:

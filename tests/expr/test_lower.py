@@ -393,7 +393,7 @@ def test_small_tiles_stay_loops_when_the_intrinsic_has_one_size() -> None:
 @pytest.mark.parametrize(("schedule", "message"), [
     (S().tensorize("C", "k", "wrong"), "wrong does not compute what the loops from 'k' of C do"),
     (S().tensorize("C", "k", "dot4"), "dot4 cannot do the loops.*\n.*extents are 5"),
-    (S().tensorize("C", "k", "amx"), "no tile intrinsic 'amx'.*\n.*dot, dot4, fma_tile, wrong"),
+    (S().tensorize("C", "k", "amx"), "no tile intrinsic 'amx'.*\n.*dot, dot4, fma_tile.*wrong"),
     (S().tensorize("C", "z", "dot"), "no axis 'z'"),
 ])
 def test_tensorize_errors(schedule: Schedule, message: str) -> None:

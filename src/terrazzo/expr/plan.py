@@ -25,6 +25,7 @@ from terrazzo.expr.schedule import (
     Streaming,
     Tensorize,
 )
+from terrazzo.expr.tensorize import intrinsic_named
 from terrazzo.index import Var, free_vars
 from terrazzo.scalar import (
     Axis,
@@ -232,6 +233,7 @@ def _apply(state: Plan, step: Step) -> Plan:
         return _with(state, _pack(state, stage, step))
     assert isinstance(step, Tensorize)
     loopnest.check_loop(stage.nest, step.axis)
+    intrinsic_named(step.intrinsic)
     return _with(state, replace(stage, tensorize=step))
 
 

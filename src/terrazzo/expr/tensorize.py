@@ -96,16 +96,20 @@ def register_intrinsic(intrinsic: Intrinsic) -> Intrinsic:
     return intrinsic
 
 
+def intrinsic_named(name: str) -> Intrinsic:
+    """Look an intrinsic up."""
+    if name not in INTRINSICS:
+        raise ScheduleError(f"there is no tile intrinsic {name!r}",
+                            hint=f"registered are: {', '.join(sorted(INTRINSICS)) or 'none'}")
+    return INTRINSICS[name]
+
+
 def tensorize(stmt: Stmt, step: Tensorize) -> Stmt:
     """A nest of loops as the intrinsic that a schedule names.
 
     Where the last tile may be smaller and the intrinsic has only one size, small tiles stay loops.
     """
-    intrinsic = INTRINSICS.get(step.intrinsic)
-    if intrinsic is None:
-        known = ", ".join(sorted(INTRINSICS)) or "none"
-        raise ScheduleError(f"there is no tile intrinsic {step.intrinsic!r}",
-                            hint=f"registered are: {known}")
+    intrinsic = intrinsic_named(step.intrinsic)
     pattern = _pattern(stmt, step)
     full = replace(pattern, extents=tuple(map(_full, pattern.extents)))
     for candidate in (pattern, full):

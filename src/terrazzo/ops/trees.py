@@ -19,6 +19,7 @@ from terrazzo.errors import ArgumentError, DTypeError, RankError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index, Var, ceildiv, minimum
+from terrazzo.index.guards import ask
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, Let, Stmt, Store, While, block
 from terrazzo.ops.define import primitive
 from terrazzo.scalar import Const, Scalar, as_scalar, call
@@ -49,8 +50,7 @@ def _ensemble_type(x: TensorType, nodes: TensorType, thresholds: TensorType, roo
             missing not in ("none", "some", "all")):
         raise ArgumentError(f"tree_ensemble does not know {tests}, {combine!r} or {missing!r}",
                             where=user_location())
-    roots_count = roots.shape[0]
-    if isinstance(roots_count, int) and roots_count % SIDE_BY_SIDE:
+    if ask("!=", roots.shape[0] % SIDE_BY_SIDE, 0):
         raise ArgumentError(f"tree_ensemble takes a multiple of {SIDE_BY_SIDE} trees",
                             where=user_location())
     return TensorType((x.shape[0], weights.shape[1]), x.dtype)
