@@ -5,6 +5,7 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.expr import evaluate as expr_evaluate
+from terrazzo.expr.convolution import match_convolution
 from terrazzo.expr.ir import reads
 from terrazzo.graph import evaluate
 from terrazzo.graph.fusion import fuse
@@ -157,3 +158,18 @@ def test_stages_that_nothing_reads_leave_the_others_where_they_are():
 def test_a_kernel_whose_reduction_nobody_reads_is_pointwise():
     x = np.ones((5, 9, 0), np.float32)
     assert tz.jit(lambda x: tz.nonzero_padded(x)[0])(x).shape == (3, 0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_convolutions_read_views_that_keep_their_axes(turned):
+    """A view that cuts axes in pieces is stored first, or the kernel for windows does not fit."""
+    def program(x, w):
+        if turned:
+            x = tz.permute_dims(tz.reshape(x, shape=(1, 2, 4, 2, 4, 8)), axes=(0, 2, 1, 4, 3, 5))
+        return tz.conv(tz.permute_dims(tz.reshape(x, shape=(1, 8, 8, 8)), axes=(0, 3, 1, 2)), w,
+                       padding=1)
+
+    result = fused(program, (1, 8, 8, 8), (4, 8, 3, 3))
+    found = [g for g in result.groups if "convolve" in g.program.stages[-1].origin]
+    assert len(found) == 1
+    assert match_convolution(found[0].program) is not None

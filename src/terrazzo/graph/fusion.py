@@ -18,7 +18,7 @@ from typing import Any
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.ir import Program, Tensor, inline, reads
 from terrazzo.graph.ir import Graph, Node, Value
-from terrazzo.index import Index, coefficient, substitute
+from terrazzo.index import Index, coefficient, free_vars, substitute
 from terrazzo.scalar import Const, Load, Reduce, Scalar, cost, loads, walk
 from terrazzo.shapes import contiguous_strides, num_elements
 
@@ -27,6 +27,7 @@ LARGEST = 128  # operations of one element: code for more takes long to compile,
 BROADCAST_CHEAP = 2  # the same, once for every element it is broadcast to
 SMALL = 1 << 14  # elements: below this, one thread does it all and everything may share a loop
 FEW_ROWS = 8  # fewer rows than this leave cores idle
+CONVOLUTIONS = ("convolve", "integer_convolve")
 CONTRACTIONS = ("matmul", "convolve")  # operators that get a kernel with their epilogue
 
 
@@ -207,6 +208,9 @@ class _Fuser:
                           and strided_view(self.tensors[value], body) is not None):
             return False
         if _turns(node) and any(c.op.name in ("place", "reshape") for c in consumers):
+            return False
+        if is_view(body) and any(c.op.name in CONVOLUTIONS for c in consumers) and (
+                not _keeps_axes(self.tensors[value], body)):
             return False
         if isinstance(body, Const) or is_view(body) or value in self.epilogue:
             return True
@@ -467,6 +471,20 @@ class _Fuser:
 
 
 # ---------------------------------------------------------------- helpers
+def _keeps_axes(tensor: Tensor, body: Scalar) -> bool:
+    """Whether a view reads along each axis of what lies in memory by at most one axis of its own.
+
+    Windows of convolutions move along axes; a view that cuts them in pieces is stored first.
+    """
+    assert isinstance(body, Load)
+    own = {a.var for a in tensor.axes}
+    moved = [free_vars(i) & own for i in body.indices if not isinstance(i, Scalar)]
+    return all(len(vars) <= 1 for vars in moved) and (
+        sum(map(len, moved)) == len(set().union(*moved))) and all(
+        coefficient(i, var) is not None for i, vars in zip(body.indices, moved)
+        if not isinstance(i, Scalar) for var in vars)
+
+
 def strided_view(tensor: Tensor, body: Scalar) -> Tensor | None:
     """A tensor that only picks elements of one in memory, by strides, the last ones neighbours."""
     if not is_view(body):
