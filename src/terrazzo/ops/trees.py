@@ -148,8 +148,8 @@ class _Walk:
         k, step = fresh_axis("k", SIDE_BY_SIDE).var, fresh_axis("step", 1).var
         sure = Var("sure")
 
-        def each(body: Stmt) -> Stmt:
-            return For(k, 0, SIDE_BY_SIDE, body, "unrolled")
+        def each(body: Stmt, kind: str = "serial") -> Stmt:
+            return For(k, 0, SIDE_BY_SIDE, body, kind)
 
         moved: Scalar = at[k]
         for _ in range(_STRIDE):
@@ -157,7 +157,8 @@ class _Walk:
         goes_on = call("xor", before, moved)
         return Alloc(at, Alloc(going, block(
             each(Store(at, k, root(k))),
-            Let(sure, steps(0), For(step, 0, sure, each(Store(at, k, self.step(at[k], row(k)))))),
+            Let(sure, steps(0), For(step, 0, sure, each(
+                Store(at, k, self.step(at[k], row(k))), "unrolled"))),
             Store(going, 0, Const(int32, 1)),
             While(call("ne", going[0], 0), block(
                 Store(going, 0, Const(int32, 0)),

@@ -23,7 +23,7 @@ HostOp = Callable[[Attrs, int, Sequence[Any]], list[Any]]
 HOST_OPS: dict[tuple[str, str], HostOp] = {}
 
 
-def _host(*operators: str) -> Callable[[HostOp], HostOp]:
+def host_op(*operators: str, domain: str = "") -> Callable[[HostOp], HostOp]:
     """Enter a function under the names of operators; what numpy rejects is the model's mistake."""
 
     def register(function: HostOp) -> HostOp:
@@ -38,18 +38,18 @@ def _host(*operators: str) -> Callable[[HostOp], HostOp]:
                     raise ModelError(f"{operator} cannot work with what it is given: {error}"
                                      ) from error
 
-            HOST_OPS["", operator] = run
+            HOST_OPS[domain, operator] = run
         return function
 
     return register
 
 
-def _given(inputs: Sequence[Any], i: int) -> Any:
+def given(inputs: Sequence[Any], i: int) -> Any:
     """An input, or None where it is left out."""
     return inputs[i] if i < len(inputs) else None
 
 
-def _number(value: Any, default: Any = None) -> Any:
+def number(value: Any, default: Any = None) -> Any:
     """The one element of a tensor."""
     return default if value is None or np.size(value) == 0 else np.reshape(value, -1)[0]
 
@@ -70,13 +70,13 @@ def counted_axes(node: Any) -> dict[str, list[int]]:
             if name and axes}
 
 
-@_host("NonZero")
+@host_op("NonZero")
 def _non_zero(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])
     return [np.array(np.nonzero(np.atleast_1d(x != 0)), np.int64)[:x.ndim]]  # a scalar: no row
 
 
-@_host("Compress")
+@host_op("Compress")
 def _compress(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x, condition = np.asarray(inputs[0]), np.asarray(inputs[1]).reshape(-1)
     axis = attrs.get("axis")
@@ -85,7 +85,7 @@ def _compress(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [np.take(x, np.flatnonzero(condition), axis=axis)]
 
 
-@_host("Unique")
+@host_op("Unique")
 def _unique(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x, axis = np.asarray(inputs[0]), attrs.get("axis")
     if axis is None:
@@ -102,11 +102,11 @@ def _unique(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [found, *(a.astype(np.int64) for a in (first, inverse, counts))]
 
 
-@_host("Range")
+@host_op("Range")
 def _range(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     dtype = np.asarray(inputs[0]).dtype
     kind: Any = int if dtype.kind in "iu" else float
-    start, limit, delta = (kind(_number(i)) for i in inputs)
+    start, limit, delta = (kind(number(i)) for i in inputs)
     if delta == 0:
         raise ModelError("Range has a delta of 0, and would never end")
     count = max(0, -((start - limit) // delta) if kind is int else
@@ -115,11 +115,11 @@ def _range(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
 
 
 # ---------------------------------------------------------------- boxes
-@_host("NonMaxSuppression")
+@host_op("NonMaxSuppression")
 def _non_max_suppression(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     boxes, scores = np.asarray(inputs[0]), np.asarray(inputs[1])
     limits = [None if i is None else np.asarray(i) for i in inputs[2:]]
-    most = int(_number(_given(inputs, 2), 0))
+    most = int(number(given(inputs, 2), 0))
     # The first of many are also the first of more: one program serves similar numbers.
     room = 1 << (min(max(most, 1), scores.shape[-1]) - 1).bit_length()
     rows, count = non_max_suppression_padded(
@@ -130,51 +130,51 @@ def _non_max_suppression(attrs: Attrs, version: int, inputs: Sequence[Any]) -> l
 # ---------------------------------------------------------------- sequences
 def _place(position: Any, count: int, last: int) -> int:
     """A position in a sequence, counted from the back if negative, up to `last`."""
-    at = int(_number(position))
+    at = int(number(position))
     if not -count <= at <= last:
         raise IndexOutOfRange(f"position {at} is outside a sequence of {count}")
     return at + count if at < 0 else at
 
 
-@_host("SequenceEmpty")
+@host_op("SequenceEmpty")
 def _sequence_empty(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [[]]
 
 
-@_host("SequenceConstruct")
+@host_op("SequenceConstruct")
 def _sequence_construct(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [list(inputs)]
 
 
-@_host("SequenceAt")
+@host_op("SequenceAt")
 def _sequence_at(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     items, position = inputs
     return [items[_place(position, len(items), len(items) - 1)]]
 
 
-@_host("SequenceInsert")
+@host_op("SequenceInsert")
 def _sequence_insert(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    items, tensor, position = list(inputs[0]), inputs[1], _given(inputs, 2)
+    items, tensor, position = list(inputs[0]), inputs[1], given(inputs, 2)
     items.insert(len(items) if position is None else _place(position, len(items), len(items)),
                  tensor)
     return [items]
 
 
-@_host("SequenceErase")
+@host_op("SequenceErase")
 def _sequence_erase(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    items, position = list(inputs[0]), _given(inputs, 1)
+    items, position = list(inputs[0]), given(inputs, 1)
     del items[_place(-1 if position is None else position, len(items), len(items) - 1)]
     return [items]
 
 
-@_host("SequenceLength")
+@host_op("SequenceLength")
 def _sequence_length(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [np.array(len(inputs[0]), np.int64)]
 
 
-@_host("SplitToSequence")
+@host_op("SplitToSequence")
 def _split_to_sequence(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    x, split, axis = np.asarray(inputs[0]), _given(inputs, 1), attrs.get("axis", 0)
+    x, split, axis = np.asarray(inputs[0]), given(inputs, 1), attrs.get("axis", 0)
     n = x.shape[axis]
     if split is None:
         parts = np.split(x, n, axis=axis) if n else []
@@ -191,43 +191,43 @@ def _split_to_sequence(attrs: Attrs, version: int, inputs: Sequence[Any]) -> lis
     return [np.split(x, cuts, axis=axis)]
 
 
-@_host("ConcatFromSequence")
+@host_op("ConcatFromSequence")
 def _concat_from_sequence(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     join = np.stack if attrs.get("new_axis", 0) else np.concatenate
     return [join(inputs[0], axis=attrs["axis"])]
 
 
 # ---------------------------------------------------------------- optionals
-@_host("Optional")
+@host_op("Optional")
 def _optional(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    return [_given(inputs, 0)]
+    return [given(inputs, 0)]
 
 
-@_host("OptionalHasElement")
+@host_op("OptionalHasElement")
 def _optional_has_element(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    return [np.array(_given(inputs, 0) is not None)]
+    return [np.array(given(inputs, 0) is not None)]
 
 
-@_host("OptionalGetElement")
+@host_op("OptionalGetElement")
 def _optional_get_element(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     if inputs[0] is None:
         raise ModelError("OptionalGetElement is given an optional that is empty")
     return [inputs[0]]
 
 
-@_host("Identity")
+@host_op("Identity")
 def _identity(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [inputs[0]]
 
 
 # ---------------------------------------------------------------- strings
-@_host("Constant")
+@host_op("Constant")
 def _constant(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     ((name, value),) = attrs.items()
     return [np.asarray(value, object) if name.startswith("value_string") else np.asarray(value)]
 
 
-@_host("Equal")
+@host_op("Equal")
 def _equal(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [np.asarray(np.equal(*(np.asarray(i, object) for i in inputs)), bool)]
 
@@ -238,15 +238,15 @@ def _each_string(function: Callable[..., Any], *inputs: Any) -> np.ndarray:
     return np.asarray(made, object)
 
 
-@_host("StringConcat")
+@host_op("StringConcat")
 def _string_concat(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [_each_string(lambda x, y: x + y, *inputs)]
 
 
-@_host("StringSplit")
+@host_op("StringSplit")
 def _string_split(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0], object)
-    pieces = [text.split(attrs.get("delimiter") or None, attrs.get("maxsplit", -1))
+    pieces = [text.split(attrs.get("delimiter") or None, attrs.get("maxsplit", -1)) if text else []
               for text in x.reshape(-1)]
     longest = max(map(len, pieces), default=0)
     padded = np.array([p + [""] * (longest - len(p)) for p in pieces], object)
@@ -254,7 +254,7 @@ def _string_split(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any
             np.array([len(p) for p in pieces], np.int64).reshape(x.shape)]
 
 
-@_host("RegexFullMatch")
+@host_op("RegexFullMatch")
 def _regex_full_match(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     pattern = re.compile(attrs["pattern"])
     return [_each_string(lambda text: pattern.fullmatch(text) is not None, inputs[0]).astype(bool)]
@@ -263,7 +263,7 @@ def _regex_full_match(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list
 _CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
 
 
-@_host("StringNormalizer")
+@host_op("StringNormalizer")
 def _string_normalizer(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0], object)
     if x.ndim not in (1, 2) or x.shape[:-1] not in ((), (1,)):

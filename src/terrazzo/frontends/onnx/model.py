@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.errors import MissingDependency, ModelError
+from terrazzo.frontends.onnx.strings import without_strings
 from terrazzo.frontends.onnx.types import STRING, dtype_of
 from terrazzo.frontends.onnx.wire import Cut, DamagedMessage, cut_weights
 
@@ -116,6 +117,7 @@ def _model(onnx: Any, source: Any, where: str, folder: Path | None) -> Model:
     opsets = _opsets(proto, where)
     if proto.functions:
         proto = _inlined(onnx, proto, where)
+    without_strings(proto.graph)
     weights = dict(_weights(onnx, proto, cut, data, folder, where))
     sort_nodes(proto.graph)
     check_graph(proto.graph, set(weights), where)

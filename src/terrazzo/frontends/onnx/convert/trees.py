@@ -135,10 +135,16 @@ def _walked(forest: Forest, x: Value, combine: str) -> Value:
     steps = np.where(longest <= half + 2, longest, half).astype(np.int32)
     order = np.argsort(steps, kind="stable")  # trees of one length go together
     return tree_ensemble(
-        x, literal(nodes.astype(np.int32).reshape(-1)), literal(forest.threshold),
+        x, literal(_filled(nodes.astype(np.int32)).reshape(-1)), literal(_filled(forest.threshold)),
         literal((forest.roots[order] * NODE).astype(np.int32)), literal(steps[order]),
-        literal(forest.weights), tests=tuple(TESTS[m] for m in modes), missing=missing,
+        literal(_filled(forest.weights)), tests=tuple(TESTS[m] for m in modes), missing=missing,
         combine=combine)
+
+
+def _filled(table: np.ndarray) -> np.ndarray:
+    """A table of the next larger power of two of rows: ensembles of similar size share a kernel."""
+    rows = max(64, 1 << (len(table) - 1).bit_length())
+    return np.concatenate([table, np.zeros((rows - len(table), *table.shape[1:]), table.dtype)])
 
 
 # ---------------------------------------------------------------- the operator of version 5
