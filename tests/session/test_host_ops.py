@@ -190,8 +190,15 @@ def test_string_concat() -> None:
     {}, {"delimiter": ""}, {"delimiter": ","}, {"delimiter": ",", "maxsplit": 1}, {"maxsplit": 1}],
     ids=str)
 def test_string_split(attributes: dict[str, Any]) -> None:
-    x = np.array([["a,b  c", " one two "], ["", ",,"]], object)
+    x = np.array([["a,b  c", " one two "], ["z", ",,"]], object)
     check("StringSplit", x, outputs=2, **attributes)
+
+
+def test_string_split_of_an_empty_text() -> None:
+    """No pieces, as in onnxruntime; onnx's evaluator finds one where there is a delimiter."""
+    for attributes in ({}, {"delimiter": ","}):
+        pieces, counts = host("StringSplit", np.array(["", "a"], object), **attributes)
+        assert counts.tolist() == [0, 1] and pieces.tolist() == [[""], ["a"]]
 
 
 def test_string_split_of_nothing() -> None:
