@@ -219,7 +219,7 @@ class KernelStuck(TerrazzoError, RuntimeError, TimeoutError):
 
 
 class KernelFault(TerrazzoError, RuntimeError):
-    """A kernel did with memory what it must not; the sanitizer kept it from happening."""
+    """A kernel did with memory what it must not: the sanitizer, or the processor, found it out."""
 
 
 class CpuFeatureError(DeviceError):

@@ -113,6 +113,9 @@ class Settings:
         60.0, "seconds that a program of a Triton kernel may wait for others; 0: no limit",
         minimum=0, steers_runs=True,
     )
+    catch_faults: bool = _knob(
+        True, "turn bad pointers of Triton kernels into errors, where the system allows it",
+    )
     dump: str = _knob(
         "",
         "levels printed at each compile, as a comma list",

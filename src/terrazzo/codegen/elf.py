@@ -78,7 +78,7 @@ class Code:
     """Machine code in memory that is given back when this object goes."""
 
     def __init__(self, address: int, size: int) -> None:
-        self.address = address
+        self.address, self.size = address, size
         free = weakref.finalize(self, _libc().munmap, address, size)
         # Threads may still run in it while the interpreter ends: then the process is what frees it.
         free.atexit = False

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from terrazzo.chips.cpu import host
@@ -17,10 +18,11 @@ from terrazzo.codegen.llvm import jit
 from terrazzo.codegen.llvm.builder import HANDS_ON, Builder, Module
 from terrazzo.codegen.llvm.kernel import write_function
 from terrazzo.codegen.llvm.loops import STATUS
-from terrazzo.errors import ArgumentError
+from terrazzo.errors import ArgumentError, KernelFault
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pool
 from terrazzo.runtime.trampoline import python_function
+from terrazzo.triton_cpu.faults import Fault, guard
 from terrazzo.triton_cpu.lower import Lowered
 from terrazzo.triton_cpu.pointers import ANYWHERE
 
@@ -29,6 +31,7 @@ ZERO = "tz_zero"
 # Programs that wait for each other run all at once up to this number. Beyond it, and in all other
 # kernels, they start in the order of their numbers: one may wait for those before it.
 MOST_WAITING = 64
+SHORT = 0.1  # seconds: such a launch can be run again under the sanitizer
 
 
 def kernel_text(lowered: Lowered) -> str:
@@ -54,9 +57,20 @@ class LoadedKernel:
     """Machine code in this process; it stays callable for as long as this object lives."""
 
     def __init__(self, code: bytes):
-        self.library = jit.load_object(code, pool.symbols(), (ENTRY, STATUS))
+        self.guard = guard()
+        self.library = jit.load_object(
+            code, pool.symbols() if self.guard is None else self.guard.symbols, (ENTRY, STATUS))
+        self.span = None if self.guard is None else self.guard.watch(self.library)
         self.status = ctypes.c_int64.from_address(self.library.address(STATUS))
         self.functions: dict[int, Callable[..., Any]] = {}
+
+    def fault(self) -> Fault | None:
+        """The bad access that the last launch of this kernel made."""
+        watch = self.guard
+        if watch is None or self.span is None or not (
+                watch.count.value != watch.taken or watch.pending):
+            return None
+        return watch.found(self.span)
 
     def function(self, arguments: int) -> Callable[..., Any]:
         """A Python function of so many integers that runs the kernel."""
@@ -143,6 +157,8 @@ def _descriptor(kind: str, value: str, address: str) -> list[str]:
 class Launcher:
     """What Triton calls to launch a kernel; one for each compiled kernel."""
 
+    sanitizable = True  # not under the sanitizer already, nor with more arguments than given
+
     def __init__(self, src: Any, metadata: Any):
         signature: Mapping[Any, Any] = src.signature
         kinds = list(signature.values())
@@ -156,6 +172,7 @@ class Launcher:
             rest.insert(0, "area")
         self.count = len(quick) + len(rest) + 3
         self.waits = bool(getattr(metadata, "waits", False))
+        self.kernel, self.source = str(getattr(metadata, "name", "")), src.fn
         # Written out, so that a launch costs one call of Python and one of the kernel.
         text = (f"def run(native, gx, gy, gz, threads, {', '.join(names)}):\n"
                 f"    try:\n        native({', '.join([*quick, *rest])})\n"
@@ -180,6 +197,7 @@ class Launcher:
                 self.native = function.function(self.count)
             if self.setting != knobs.threads:
                 self.setting, self.threads = knobs.threads, thread_count()
+            begin = time.perf_counter()
             programs = gx * gy * gz if self.waits else 0
             if 1 < programs <= max(MOST_WAITING, self.threads):
                 with pool.crowd(programs):
@@ -190,9 +208,31 @@ class Launcher:
             if function.status.value:
                 function.status.value = 0
                 raise MemoryError("a Triton kernel ran out of memory for its tiles")
+            fault = function.fault()
+            if fault is not None:
+                raise self.explained(fault, (gx, gy, gz), args, time.perf_counter() - begin)
         elif min(gx, gy, gz) < 0:
             raise ArgumentError(f"a kernel was launched on a grid of ({gx}, {gy}, {gz}) programs",
                                 hint="sizes of a grid are zero (nothing runs) or more; "
                                      "triton.cdiv(n, BLOCK) rounds up")
         if leave is not None:
             leave(launch_metadata)
+
+    def explained(self, fault: Fault, grid: tuple[int, int, int], args: Sequence[Any],
+                  seconds: float) -> KernelFault:
+        """The error for a bad access; of short launches the sanitizer finds the line."""
+        if seconds < SHORT and not self.waits and self.sanitizable:
+            with knobs.override(sanitize=True):
+                try:
+                    self.source.run(*args, grid=grid, warmup=False)
+                except KernelFault as found:
+                    return found
+        x, y, z = grid
+        programs = fault.programs(x * y * z)
+        first, last = (f"({n % x}, {n // x % y}, {n // (x * y)})"
+                       for n in (programs[0], programs[-1]))
+        where = f"program {first}" if len(programs) == 1 else f"one of programs {first} to {last}"
+        return KernelFault(
+            f"`{self.kernel}` touched the address {fault.address:#x}, where there is no memory "
+            f"({fault.signal}), in {where}; what it has written is undefined",
+            hint="TZ_SANITIZE=1 names the line and the index")

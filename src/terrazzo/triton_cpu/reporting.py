@@ -18,6 +18,8 @@ from terrazzo.triton_cpu.sanitizer import finding_text
 class ReportingLauncher(Launcher):
     """The launcher of a kernel that prints, asserts, waits or is sanitized."""
 
+    sanitizable = False
+
     def __init__(self, src: Any, metadata: Any):
         super().__init__(src, metadata)
         self.table, self.signature = metadata.reports, dict(src.signature)

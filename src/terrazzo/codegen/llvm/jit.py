@@ -50,6 +50,13 @@ class Library:
             ) from None
 
     @property
+    def span(self) -> tuple[int, int] | None:
+        """Where the code begins and how many bytes it has; None where LLVM's linker put it."""
+        if not isinstance(self._owner, elf.Code):
+            return None
+        return self._owner.address, self._owner.size
+
+    @property
     def addresses(self) -> Mapping[str, int]:
         """Every exported name with its address."""
         return MappingProxyType(self._addresses)
