@@ -62,8 +62,10 @@ def _openvino(path: str, feeds: Feeds, threads: int) -> Runner:
     import openvino
 
     core = openvino.Core()
+    # Its default is bfloat16 on processors that have it; this is a race in float32.
     compiled = core.compile_model(core.read_model(path), "CPU", {
-        "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads})
+        "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32"})
     request = compiled.create_infer_request()
     return lambda: list(request.infer(feeds, share_inputs=True, share_outputs=True).values())
 
@@ -236,6 +238,7 @@ def tables(measured: Mapping[int, Mapping[str, Mapping[str, Measured]]]) -> str:
         rows.append(["geometric mean", *[""] * len(engines), f"**{_number(mean, 2)}**"])
         word = "thread" if threads == 1 else "threads"
         lines += [f"Median time of a call, {threads} {word}:", "", *_table(head, rows), ""]
+    lines += _speed_ups(measured)
     models = measured[max(measured)]
     engines = list(next(iter(models.values())))
     rows = [[name, _number(found[OURS].cold_s, 1), *(_number(r.load_s, 2) for r in found.values()),
@@ -254,6 +257,19 @@ def tables(measured: Mapping[int, Mapping[str, Mapping[str, Measured]]]) -> str:
                   ["model", *(f"{e}, MB" for e in engines), "ours while compiling, MB",
                    "largest error"], rows)]
     return "\n".join(lines)
+
+
+def _speed_ups(measured: Mapping[int, Mapping[str, Mapping[str, Measured]]]) -> list[str]:
+    """How many times faster several threads are than the fewest that were measured."""
+    fewest, *more = sorted(measured)
+    if not more:
+        return []
+    engines = list(next(iter(measured[fewest].values())))
+    rows = [[name, *(_number(found[e].median_ms / measured[t][name][e].median_ms, 1)
+                     for e in engines for t in more)] for name, found in measured[fewest].items()]
+    word = "thread" if fewest == 1 else "threads"
+    return [f"Speed-up over {fewest} {word}:", "", *_table(
+        ["model", *(f"{e}, {t} threads" for e in engines for t in more)], rows), ""]
 
 
 def _number(value: float, digits: int) -> str:

@@ -1,4 +1,4 @@
-"""Five well-known models with random weights, exported to ONNX by PyTorch; nothing is downloaded.
+"""Nine well-known models with random weights, exported to ONNX by PyTorch; nothing is downloaded.
 
     python benchmarks/zoo.py FOLDER [name ...]
 
@@ -40,6 +40,12 @@ def _image() -> dict[str, Any]:
     return {"pixel_values": torch.randn(1, 3, 224, 224)}
 
 
+def _speech() -> dict[str, Any]:
+    import torch
+
+    return {"input_features": torch.randn(1, 80, 3000)}
+
+
 def _tokens(vocabulary: int, length: int, masked: bool) -> dict[str, Any]:
     import torch
 
@@ -61,6 +67,15 @@ RECIPES = {
                         lambda: _tokens(30522, 128, True)),
     "gpt2": Recipe("GPT2LMHeadModel", "GPT2Config", {}, "logits",
                    lambda: _tokens(50257, 64, False), {"use_cache": False}),
+    "t5_encoder": Recipe("T5EncoderModel", "T5Config", {}, "last_hidden_state",
+                         lambda: _tokens(32128, 128, True)),
+    "distilbert": Recipe("DistilBertModel", "DistilBertConfig", {}, "last_hidden_state",
+                         lambda: _tokens(30522, 128, True)),
+    "whisper_encoder": Recipe("WhisperEncoder", "WhisperConfig",
+                              {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6,
+                               "encoder_ffn_dim": 1536}, "last_hidden_state", _speech),
+    "convnext_tiny": Recipe("ConvNextForImageClassification", "ConvNextConfig",
+                            {"num_labels": 1000}, "logits", _image),
 }
 
 
@@ -72,7 +87,7 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
     recipe = RECIPES[name]
     torch.manual_seed(SEED)
     config = getattr(transformers, recipe.config)(**recipe.settings)
-    inner = getattr(transformers, recipe.model)(config).eval()
+    inner = _found(transformers, recipe.model)(config).eval()
     inputs = recipe.inputs()
     _settle_statistics(inner, recipe)
 
@@ -86,6 +101,15 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
             return getattr(answer, recipe.output)
 
     return OneOutput().eval(), inputs
+
+
+def _found(transformers: Any, name: str) -> Any:
+    """A class of transformers; parts of models are not on its first page."""
+    if hasattr(transformers, name):
+        return getattr(transformers, name)
+    from transformers.models.whisper import modeling_whisper
+
+    return getattr(modeling_whisper, name)
 
 
 def _settle_statistics(model: Any, recipe: Recipe) -> None:

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 
 from terrazzo.chips.attention import Attention, Operand, digits, grain, loop, pieces
 from terrazzo.chips.cpu_decoding import is_decoding, lower_decoding
+from terrazzo.chips.cpu_division import by_threads, longest_share
+from terrazzo.chips.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.expr.ir import Program
-from terrazzo.index import Index, bounds, ceildiv, maximum, minimum
-from terrazzo.loop.ir import Alloc, Buffer, Function, If, Stmt, Store, block
+from terrazzo.index import Index, Var, ceildiv, maximum, minimum
+from terrazzo.loop.ir import THREADS, Alloc, Buffer, Function, If, Let, Stmt, Store, block
 from terrazzo.loop.tiles import fma_tile, transpose_tile
 from terrazzo.scalar import Scalar, as_scalar, call, cast, where
 from terrazzo.shapes import num_elements
@@ -37,6 +39,7 @@ MOST_KEYS, FEWEST_KEYS = 128, 32  # of a block
 # measured with AVX-512's 32 registers and AVX2's 16.
 MANY_REGISTERS = {4: 1.0, 3: 1.0, 2: 1.08, 1: 1.3}
 FEW_REGISTERS = {2: 1.0, 1: 1.25}
+_TASK_PRICE = 0.1  # of a task, in panels: it reads the keys anew
 
 
 def lower_attention(program: Program, chip: ChipSpec) -> Function | None:
@@ -58,31 +61,41 @@ def _panel_prices(chip: ChipSpec) -> dict[int, float]:
 
 
 def _panel_width(a: Attention, chip: ChipSpec) -> int:
-    """Queries of a panel, so that padding and the tile's own price cost least."""
+    """Queries of a panel, so that padding and the tile's own price cost least.
+
+    What counts is the time of one thread and that of all: there, panels must go round.
+    """
     prices = _panel_prices(chip)
     lanes = chip.lanes(a.wide.bits)
     if not isinstance(a.queries, int):
         return 2 * lanes
-    queries = a.queries
+    queries, outer = a.queries, num_elements((*a.batch, a.heads))
 
     def work(vectors: int) -> float:
         width = vectors * lanes
-        padded = -(-queries // width) * width
-        return prices[vectors] * padded * ((padded + width) / 2 if a.causal else 1)
+        panels = -(-queries // width)
+        alone = prices[vectors] * panels * width * ((panels + 1) * width / 2 if a.causal else 1)
+        if not isinstance(outer, int) or outer == 0:
+            return alone
+        shared = longest_share(outer * panels, chip.cores) * chip.cores / (outer * panels)
+        return alone * alone * shared
 
     return min(prices, key=work) * lanes
 
 
-def _panel_count(a: Attention, chip: ChipSpec, width: int) -> int:
+def _panel_count(a: Attention, chip: ChipSpec, width: int) -> Scalar:
     """Panels of a task: fewer where there would be too few tasks to go round."""
-    count = QUERY_BLOCK // width
-    outer = bounds(num_elements((*a.batch, a.heads)))[1]
-    if isinstance(a.queries, int):
-        count = min(count, -(-a.queries // width))
-        while outer is not None and count > 1 and (
-                outer * -(-a.queries // (count * width)) < 4 * chip.cores):
-            count = -(-count // 2)
-    return max(count, 1)
+    most = max(QUERY_BLOCK // width, 1)
+    panels, outer = ceildiv(a.queries, width), num_elements((*a.batch, a.heads))
+    if a.causal or not (isinstance(panels, int) and isinstance(outer, int)):
+        # Tasks differ, or are not known: several a thread.
+        return as_scalar(maximum(minimum(ceildiv(outer * panels, 4 * THREADS), most), 1))
+
+    def plan(threads: int) -> tuple[int, ...]:
+        return (min(range(1, max(min(most, panels), 1) + 1), key=lambda count: (
+            longest_share(outer * -(-panels // count), threads) * (count + _TASK_PRICE))),)
+
+    return as_scalar(by_threads(chip, plan)[0])
 
 
 def _key_block(a: Attention, chip: ChipSpec, width: int) -> int:
@@ -107,7 +120,7 @@ class _Panels:
     a: Attention
     chip: ChipSpec
     width: int  # queries of a panel
-    panels: int  # of a task
+    panels: Var  # of a task
     key_block: int
     q_rows: Buffer  # [query][size] of one panel
     queries: Buffer  # [panel][size][query]
@@ -124,13 +137,13 @@ class _Panels:
     @staticmethod
     def of(a: Attention, chip: ChipSpec) -> _Panels:
         width = _panel_width(a, chip)
-        panels, keys = _panel_count(a, chip, width), _key_block(a, chip, width)
+        panels, keys = max(QUERY_BLOCK // width, 1), _key_block(a, chip, width)
 
         def local(name: str, *sizes: Index) -> Buffer:
             return Buffer(name, a.wide, num_elements(sizes))
 
         return _Panels(
-            a, chip, width, panels, keys,
+            a, chip, width, Var("panels", 1, panels), keys,
             q_rows=local("q_rows", width, a.size),
             queries=local("queries", panels, width, a.size),
             sums=local("sums", panels, width, a.value_size),
@@ -144,8 +157,8 @@ class _Panels:
             v_block=local("v_block", keys, a.value_size))
 
     def body(self) -> Stmt:
-        a, block_size = self.a, self.panels * self.width
-        blocks = ceildiv(a.queries, block_size)
+        a, block_size, names = self.a, self.panels * self.width, Names(str)
+        blocks = names("blocks", ceildiv(a.queries, block_size))
         sizes = (*a.batch, a.heads, blocks)
 
         def task(number: Index) -> Stmt:
@@ -153,8 +166,9 @@ class _Panels:
             # The last queries see the most keys: their tasks go first, so that none is left alone.
             return self.task(outer, (blocks - 1 - number if a.causal else number) * block_size)
 
-        return loop("task", num_elements(sizes), task, "parallel",
-                    grain=grain(a.keys * (a.size + a.value_size) * block_size))
+        tasks = loop("task", num_elements(sizes), task, "parallel",
+                     grain=grain(a.keys * (a.size + a.value_size) * self.width))
+        return Let(self.panels, _panel_count(a, self.chip, self.width), names.around(tasks))
 
     def task(self, outer: Sequence[Index], first: Index) -> Stmt:
         """A block of queries of one head: all its panels meet one block of keys after another."""

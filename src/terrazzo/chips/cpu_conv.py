@@ -21,10 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from terrazzo.chips.conv_parts import ConvKernel, Place, Values
 from terrazzo.chips.conv_shape import choose_tile
 from terrazzo.chips.cpu_depthwise import Depthwise, keeps_channels_apart
+from terrazzo.chips.cpu_division import by_threads, longest_share, thread_counts
 from terrazzo.chips.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import float32, float64
@@ -41,8 +43,8 @@ Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, 
 
 _STRIPS_TRIED = 512
 _STRIP_SHARE = 0.4  # of the second-level cache, for the rows of a task and its output
-_TASKS_PER_CORE = 2
 _WEIGHT_CYCLES, _COPY_CYCLES = 2.5, 8.0  # of a line that is read again, or copied
+_TASK_CYCLES = 1000
 _TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
 _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 _LINE = 64
@@ -181,63 +183,72 @@ class _Dense(ConvKernel):
         """Strips of rows (or of columns, where there is one row) and ranges of panels.
 
         Each strip reads all weights of its panels, and each range of panels all rows of its strip:
-        the division that reads least is taken, of those with tasks for all cores.
+        the division that is done first is taken, by the number of threads.
         """
-        item = self.wide.itemsize
-        conv, shape = self.conv, self.shape
-        outer = math.prod(s.taps for s in self.spaces[:-2])
         height, width = self.row.extent, self.column.extent
         self.by_columns = isinstance(height, int) and height == 1
-        across = width if isinstance(width, int) else 64 * shape.across
-        room = int(_STRIP_SHARE * self.chip.l2_bytes) if self.chip.l2_bytes else 1 << 18
-
-        def size(rows: int, columns: int) -> int:
-            found = self.rows_of(rows) * self.columns_of(columns)
-            assert isinstance(found, int)
-            return found * self.pitch * outer * item
-
         if self.by_columns:
-            total = self.tiles if isinstance(self.tiles, int) else 64
-            unit = 1
+            total, unit = self.tiles if isinstance(self.tiles, int) else 64, 1
+            pixels = self.shape.across
         else:
-            total = height if isinstance(height, int) else 64
-            unit = shape.down
+            total, unit = height if isinstance(height, int) else 64, self.shape.down
+            pixels = width if isinstance(width, int) else 64 * self.shape.across
         units = math.ceil(total / unit)
-
-        def footprint(count: int) -> int:
-            each = math.ceil(units / count) * unit
-            return size(1, each * shape.across) if self.by_columns else size(each, across)
-
-        batch = conv.batch.extent if conv.batch is not None else 1
-        tall = math.prod(s.extent if isinstance(s.extent, int) else 1 for s in self.spaces[:-2])
-        others = tall * conv.groups * (batch if isinstance(batch, int) else 1)
-        flops = 2 * self.depth * self.share * total * (
-            shape.across if self.by_columns else across) * others
-        wanted = max(1, min(_TASKS_PER_CORE * self.chip.cores, flops // (4 * _TASK_FLOPS)))
-        weights = self.depth * self.panels * self.nr * item
-        results = total * (shape.across if self.by_columns else across) * self.share * item
-        # Cycles for a line: weights that stay in the cache cost little to read again.
-        again = _WEIGHT_CYCLES if weights > self.chip.l2_bytes else 0.1
-        copied = _COPY_CYCLES if self.copies else 0.5
-        best: tuple[float, int, int] | None = None
         # All counts of strips, as long as they differ much; of an absurdly long image, few.
         counts = [*range(1, min(units, _STRIPS_TRIED) + 1)]
         while counts[-1] < units:
             counts.append(min(2 * counts[-1], units))
-        for strips in counts:
-            need = min(math.ceil(wanted / max(others * strips, 1)), self.panels)
-            missing = wanted / (others * strips * need)
-            lines = strips * weights * again + need * footprint(1) * copied
-            if footprint(strips) + results // (strips * need) > room:
-                lines += self.panels * footprint(1) * _WEIGHT_CYCLES + results
-            price = (flops / (4 * self.lanes) + others * lines / _LINE) * max(missing, 1.0)
-            if best is None or price < best[0]:
-                best = price, strips, need
-        assert best is not None
-        _, strips, ranges = best
-        self.strip = math.ceil(units / strips) * unit  # rows, or tiles of columns
-        self.range = math.ceil(self.panels / ranges)  # panels
-        self.ranges = math.ceil(self.panels / self.range)
+        heights = {math.ceil(units / strips) for strips in counts}
+        batch = 1 if self.conv.batch is None else self.conv.batch.extent
+        others = self.conv.groups * math.prod(
+            n for n in (batch, *(s.extent for s in self.spaces[:-2])) if isinstance(n, int))
+
+        @cache
+        def plan(threads: int) -> tuple[int, ...]:
+            options = []
+            for height in heights:
+                tasks = others * math.ceil(units / height)
+                # One range, or as many as make one, two or four tasks a thread.
+                for each in (0, 1, 2, 4):
+                    ranges = min(max(math.ceil(each * threads / tasks), 1), self.panels)
+                    size = math.ceil(self.panels / ranges)
+                    ranges = math.ceil(self.panels / size)
+                    share = longest_share(tasks * ranges, threads)
+                    options.append((self.cycles(height * unit, pixels, size, share), height * unit,
+                                    size, ranges))
+            return min(options)[1:]
+
+        plans = [plan(threads) for threads in thread_counts(self.chip)]
+        self.most_strip = max(strip for strip, _, _ in plans)
+        self.most_range = max(size for _, size, _ in plans)
+        # Rows, or tiles of columns; panels; and how many such ranges of panels there are.
+        self.divided = Names(self.fresh)
+        strip, size, ranges = by_threads(self.chip, plan)
+        self.strip = self.divided("strip_size", strip, self.most_strip)
+        self.range = self.divided("range_size", size, self.most_range)
+        self.ranges = self.divided("ranges", ranges, self.panels)
+
+    def cycles(self, strip: int, pixels: int, panels: int, share: int) -> float:
+        """What a thread takes for its share of tasks, each a strip under some panels."""
+        item = self.wide.itemsize
+        if self.by_columns:
+            covered = self.columns_of(strip * pixels)
+        else:
+            covered = self.rows_of(strip) * self.columns_of(pixels)
+        assert isinstance(covered, int)
+        input_bytes = covered * self.pitch * item * math.prod(s.taps for s in self.spaces[:-2])
+        outputs = min(self.share, panels * self.nr)
+        results = strip * pixels * outputs * item
+        weights = self.depth * panels * self.nr * item
+        room = int(_STRIP_SHARE * self.chip.l2_bytes) if self.chip.l2_bytes else 1 << 18
+        # Cycles for a line: weights that stay in the cache cost little to read again.
+        again = _WEIGHT_CYCLES if weights > self.chip.l2_bytes else 0.1
+        lines = input_bytes * (_COPY_CYCLES if self.copies else 0.5)
+        if input_bytes + results > room:
+            lines += panels * input_bytes * _WEIGHT_CYCLES + results
+        products = self.depth * outputs * strip * pixels / (2 * self.lanes)
+        return share * (products + (lines + weights * again) / _LINE + _TASK_CYCLES) + (
+            weights * _WEIGHT_CYCLES / _LINE)
 
     # ------------------------------------------------------------ the function
     def lowered(self) -> Function:
@@ -290,10 +301,11 @@ class _Dense(ConvKernel):
 
     def tasks(self, weights: Buffer) -> Stmt:
         """One task for each member of the batch, group, strip and range of panels."""
-        conv, names = self.conv, Names(self.fresh)
+        conv, names, divided = self.conv, Names(self.fresh), self.divided
         task = self.var("task")
         outer = self.spaces[:-2]
-        strips = ceildiv(self.tiles if self.by_columns else self.row.extent, self.strip)
+        strips = divided("strips", ceildiv(
+            self.tiles if self.by_columns else self.row.extent, self.strip))
         batch: Index = 1 if conv.batch is None else conv.batch.extent
         left: Index = task
         values: dict[Var, Index] = {}
@@ -315,8 +327,8 @@ class _Dense(ConvKernel):
         body = self.task(weights, values, member, group, panels, strip)
         flops = 2 * self.depth * self.range * self.nr * self.strip
         pixels = self.shape.across if self.by_columns else self.column.extent
-        return For(task, 0, count, names.around(body), "parallel",
-                   ceildiv(_TASK_FLOPS, maximum(flops * pixels, 1)))
+        return divided.around(For(task, 0, count, names.around(body), "parallel",
+                                  ceildiv(_TASK_FLOPS, maximum(flops * pixels, 1))))
 
     def task(self, weights: Buffer, values: dict[Var, Index], member: Index, group: Index,
              panels: Index, strip: Index) -> Stmt:
@@ -327,10 +339,12 @@ class _Dense(ConvKernel):
         rows, tiles = self.row.extent, self.tiles
         if self.by_columns:
             first_tile = names("tile_first", strip * self.strip)
-            tiles = names("tiles", minimum(self.strip, self.tiles - first_tile), self.strip)
+            tiles = names("tiles", minimum(self.strip, self.tiles - first_tile),
+                          self.most_strip)
         else:
             y = names("y_first", strip * self.strip)
-            rows = names("rows", minimum(self.strip, self.row.extent - y), self.strip)
+            rows = names("rows", minimum(self.strip, self.row.extent - y),
+                         self.most_strip)
         x = names("x_first", self.tile_start(first_tile))
         outer = []
         for space in self.spaces[:-2]:
@@ -347,7 +361,7 @@ class _Dense(ConvKernel):
             columns = names("columns", self.columns_of(minimum(
                 self.column.extent, self.tile_start(first_tile + tiles)) - x))
             scratch, fill, source = self.copied(start, outer, y, x, rows, columns)
-        number = self.var("number", self.range)
+        number = self.var("number", self.most_range)
 
         def panel(number: Index, live: int) -> Stmt:
             inner = Names(self.fresh)
@@ -389,8 +403,9 @@ class _Dense(ConvKernel):
                rows: Index, columns: Index) -> tuple[Buffer, Stmt, _Source]:
         """A scratch with the rows that a task needs, zeros left and right of them."""
         row, column = self.row, self.column
-        tall = self.rows_of(self.strip if not self.by_columns else 1)
-        wide = self.columns_of(self.strip * self.shape.across if self.by_columns else column.extent)
+        tall = self.rows_of(self.most_strip if not self.by_columns else 1)
+        wide = self.columns_of(self.most_strip * self.shape.across if self.by_columns
+                               else column.extent)
         line = wide * self.pitch
         steps: list[Index] = []  # between taps of the outer axes
         size: Index = tall * line
@@ -492,7 +507,7 @@ class _Dense(ConvKernel):
             taps = self.taps(names, row, strip.y + line)
             return names.around(tiles_of(line, 1, taps))
 
-        number, line = self.var("block"), self.var("line", self.strip)
+        number, line = self.var("block"), self.var("line", self.most_strip)
         if down == 1:
             code: Stmt = For(line, 0, strip.rows, single(line))
         else:
@@ -551,10 +566,10 @@ class _Dense(ConvKernel):
         high = strip.rows
         if row.below:
             low = names("low", minimum(maximum(ceildiv(reach, row.stride) - strip.y, 0),
-                                       strip.rows), self.strip)
+                                       strip.rows), self.most_strip)
         if row.size is not None:
             high = names("high", maximum(minimum(ceildiv(
-                row.size + reach, row.stride) - strip.y, strip.rows), low), self.strip)
+                row.size + reach, row.stride) - strip.y, strip.rows), low), self.most_strip)
         if not self.is_run:
             tap = self.var("k_column", self.column.taps)
             loops.append((tap, 0, self.column.taps))
@@ -574,7 +589,7 @@ class _Dense(ConvKernel):
 
             return self.row_of_tiles(strip, tile)
 
-        number, line = self.var("block"), self.var("line", self.strip)
+        number, line = self.var("block"), self.var("line", self.most_strip)
         blocks = (high - low) // down
         code = block(For(number, 0, blocks, tiles_of(low + number * down, down)),
                      None if down == 1 else For(line, low + blocks * down, high,
@@ -641,12 +656,12 @@ class _Dense(ConvKernel):
         is, so they ask only where not even one layer's weights stay in the cache.
         """
         weights = self.depth * self.panels * self.nr * self.wide.itemsize
-        tiles = self.strip if self.by_columns else self.tiles
+        tiles = self.most_strip if self.by_columns else self.tiles
         near = self.panels == 1 and not self.shape.chunk
         if near or not isinstance(tiles, int) or (
                 self.shape.vectors <= 2 and weights < self.chip.l2_bytes):
             return None
-        count = tiles if self.by_columns else math.ceil(self.strip / self.shape.down) * tiles
+        count = tiles if self.by_columns else math.ceil(self.most_strip / self.shape.down) * tiles
         share = math.ceil(self.nr / count)
         number = (column - strip.x) // self.shape.across
         if not self.by_columns:
@@ -663,11 +678,11 @@ class _Dense(ConvKernel):
 
     def strip_width(self) -> Index:
         """At most so many pixels are in a row of a strip."""
-        return self.strip * self.shape.across if self.by_columns else self.column.extent
+        return self.most_strip * self.shape.across if self.by_columns else self.column.extent
 
     def strip_pixels(self) -> Index:
         """At most so many pixels are in a strip."""
-        return self.strip_width() * (1 if self.by_columns else self.strip)
+        return self.strip_width() * (1 if self.by_columns else self.most_strip)
 
     # ------------------------------------------------------------ loops over pixels
     def cleared(self, strip: _Strip) -> Stmt:
@@ -688,7 +703,7 @@ class _Dense(ConvKernel):
                     ) -> Stmt:
         """A statement for each output of a strip under a panel, given where its sum is."""
         output = self.conv.outputs.var
-        line, column = self.var("line", self.strip), self.var("column")
+        line, column = self.var("line", self.most_strip), self.var("column")
         j = self.var("j", self.nr)
         here = self.pixel(strip, line, strip.x + column)
         here[output] = strip.values[output] + j

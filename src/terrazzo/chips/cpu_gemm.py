@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from terrazzo.chips.cpu_division import by_threads, longest_share, more_tasks
 from terrazzo.chips.kernel_parts import Names, Place, digits, grain_of, is_below, product_of
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType, float32, float64
@@ -65,7 +66,7 @@ _TILES = {
 }
 _DOT_TILES = {32: (4, 4), 16: (2, 4)}  # inner products: rows and columns
 _DOT_COLUMNS_OF_ONE_ROW = 8
-_DOT_BLOCK = 64  # columns of a task of inner products
+_DOT_BLOCK = 32  # columns of a task of inner products
 _DOT_ROWS = 12  # up to here inner products beat transposing B into panels
 _DIRECT_ROWS = {32: 12, 16: 6}  # up to here B is read where it lies
 _DIRECT_VECTORS = 8
@@ -73,8 +74,8 @@ _STRIP_ROWS = 2  # up to here a task reads B in strips: a few rows of B, many co
 _STRIP_DEPTH = 128
 _STRIP_COLUMNS = 1024
 _NARROW_ROWS = 32  # up to here constants of half types stay as narrow as they are
-_PANEL_ROWS = 256  # up to here each task packs its panel for all rows
-_PANEL_ROWS_WHEN_FEW = 64  # the same when there are too few panels to keep all cores busy
+_PANEL_ROWS = 256  # up to here tasks read A where it lies, and each packs its panel
+_PANEL_ROWS_WHEN_FEW = 64  # the same when few panels would be packed by several tasks each
 _PIECE_DEPTH = 512  # steps of k in a piece; 256 to 1024 differ little
 # With fewer rows a panel that comes from memory is waited for longer, and must be asked for nearer
 # to its use: with 64 rows, pieces of 256 are 10 % faster than of 512; with 128 rows, 2 % slower.
@@ -82,6 +83,10 @@ _SHALLOW_DEPTH = 256
 _SHALLOW_ROWS = 96
 _GROUP_COLUMNS = 1024  # columns of a task with packed blocks of A
 _BLOCK_ROWS = 192  # rows of such a block
+# Cycles for each step of k, beside two multiplications of vectors a cycle: to bring a vector of a
+# panel from another cache, to pack one, to pack an element of a block of A; and those of a task.
+_FETCH_CYCLES, _PACK_CYCLES, _BLOCK_CYCLES, _TASK_CYCLES = 0.5, 2.0, 0.25, 300
+_MOST_BLOCKS = 64  # of rows that are tried
 _TASKS_PER_CORE = 4
 _TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
 _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
@@ -152,7 +157,8 @@ class Gemm:
             self.kc_most = max(self.kc, 1)
         self.a_copy: Buffer | None = None
         panels = bounds(self.batch * ceildiv(self.n, self.nr))[1]
-        few = panels is not None and panels < _TASKS_PER_CORE // 2 * chip.cores
+        few = self.packing is None and panels is not None and (
+            panels < _TASKS_PER_CORE // 2 * chip.cores)
         self.panel_rows = _PANEL_ROWS if not few else _PANEL_ROWS_WHEN_FEW
 
     def choose_tile(self) -> tuple[int, int]:
@@ -590,32 +596,69 @@ class Gemm:
         piece = Buffer(self.fresh("panel"), self.wide, self.kc_most * self.nr)
         return self.with_a(False, lambda a: self.panel_tasks(a, piece))
 
+    def row_blocks(self, packs: bool) -> Index | Scalar:
+        """Into how many blocks of rows the tasks of a panel divide it.
+
+        Several, where panels alone do not keep all threads busy; but each task brings or packs
+        its panel anew.
+        """
+        if self.has_few_rows():
+            return 1
+        m, n, batch, k = self.m, self.n, self.batch, self.k
+        if not (isinstance(m, int) and isinstance(n, int) and isinstance(batch, int)):
+            most = maximum(ceildiv(m, 4 * self.mr), 1)
+            return minimum(more_tasks(batch * ceildiv(n, self.nr)), most)
+        tiles, panels = math.ceil(m / self.mr), batch * math.ceil(n / self.nr)
+        vectors, depth = self.nr // self.lanes, k if isinstance(k, int) else _PIECE_DEPTH
+        once = depth * vectors * (_PACK_CYCLES if packs else _FETCH_CYCLES) + _TASK_CYCLES
+
+        def plan(threads: int) -> tuple[int, ...]:
+            def cycles(blocks: int) -> float:
+                tile = depth * self.mr * vectors / 2
+                return longest_share(panels * blocks, threads) * (tiles / blocks * tile + once)
+
+            return (min(range(1, min(tiles, _MOST_BLOCKS) + 1), key=cycles),)
+
+        return by_threads(self.chip, plan)[0]
+
     def panel_tasks(self, a_place: PlaceOf, piece: Buffer | None) -> Stmt:
-        """One task for each member of the batch and panel of columns, with all rows."""
-        nr, outer, lets = self.nr, Names(self.fresh), Names(self.fresh)
+        """One task for each member of the batch, panel of columns and block of rows.
+
+        Blocks of one panel follow each other, so that a thread goes on with the panel it has.
+        """
+        nr, mr, outer, lets = self.nr, self.mr, Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
+        blocks = outer("blocks", self.row_blocks(piece is not None), _PANEL_ROWS)
         task = self.var("task")
-        values = digits(lets("member", task // panels), self.product.batch)
-        first = lets("first", task % panels * nr)
+        values = digits(lets("member", task // (panels * blocks)), self.product.batch)
+        panel = lets("panel_number", task // blocks % panels)
+        first = lets("first", panel * nr)
         columns = self.columns(lets, first, nr)
-        a = lets.place("a", a_place(values))
+        first_row: Index = 0
+        rows = self.m
+        if blocks != 1:
+            tiles, number = ceildiv(self.m, mr), lets("block", task % blocks)
+            first_row = lets("first_row", number * tiles // blocks * mr)
+            rows = lets("rows", minimum((number + 1) * tiles // blocks * mr, self.m) - first_row,
+                        _PANEL_ROWS)
+        a = lets.place("a", a_place(values).moved(first_row, 0))
         local = None
         if not self.sums_in_output():
-            rows = bounds(self.m)[1]
-            rows = _PANEL_ROWS if rows is None else min(rows, _PANEL_ROWS)
-            local = Buffer(self.fresh("sums"), self.wide, rows * nr)
+            most = bounds(self.m)[1]
+            most = _PANEL_ROWS if most is None else min(most, _PANEL_ROWS)
+            local = Buffer(self.fresh("sums"), self.wide, most * nr)
         sums = Place(local, 0, nr, 1) if local is not None else lets.place(
-            "c", self.output(values, 0, first))
+            "c", self.output(values, first_row, first))
         at_once = self.has_few_rows() if self.packing is not None else piece is None
         share = None if self.packing is None or at_once else outer(
-            "share", self.next_share(self.m))
+            "share", self.next_share(ceildiv(self.m, blocks)))
 
         def one_pass(start: Index, depth: Index, accumulate: bool, _: Scalar | bool) -> Stmt:
             packing, soon, inner = None, None, Names(self.fresh)
             if self.packing is not None:
                 b = inner.place("b", self.packed_panel(
-                    self.buffers[self.b_tensor], self.member(self.product.b, values),
-                    task % panels, start))
+                    self.buffers[self.b_tensor], self.member(self.product.b, values), panel,
+                    start))
                 if share is not None:
                     soon = (b.at + depth * nr, share)
             elif piece is None:
@@ -625,15 +668,16 @@ class Gemm:
                 packing = self.pack_panel(piece, 0, values, first, columns, start, depth)
                 b = Place(piece, 0, nr, 1)
             return inner.around(block(packing, self.row_tiles(
-                sums, a.moved(0, start), b, depth, self.m, columns, accumulate, soon)))
+                sums, a.moved(0, start), b, depth, rows, columns, accumulate, soon)))
 
         sum_up = one_pass(0, self.k, False, True) if at_once else self.passes(one_pass)
-        body = block(sum_up, self.epilogue(sums, values, 0, self.m, first, columns, nr))
+        body = block(sum_up, self.epilogue(sums, values, first_row, rows, first, columns, nr))
         for buffer in (local, piece):
             if buffer is not None:
                 body = Alloc(buffer, body)
-        return outer.around(For(task, 0, self.batch * panels, lets.around(body), "parallel",
-                                grain_of(_TASK_FLOPS, self.m * self.k * (2 * nr))))
+        work = ceildiv(self.m, blocks) * self.k * (2 * nr)
+        return outer.around(For(task, 0, self.batch * panels * blocks, lets.around(body),
+                                "parallel", grain_of(_TASK_FLOPS, work)))
 
     # ------------------------------------------------------------ the shared plan
     def shared_plan(self) -> Stmt:
@@ -645,6 +689,35 @@ class Gemm:
         packed = Buffer(self.fresh("b_packed"), self.wide, size)
         return Alloc(packed, block(self.pack_all(packed), self.block_tasks(packed)))
 
+    def blocks_and_groups(self, most_rows: int, most_panels: int
+                          ) -> tuple[Index | Scalar, Index | Scalar]:
+        """How many blocks of rows and groups of panels there are; each task packs its block."""
+        m, n, batch = self.m, self.n, self.batch
+        fewest = maximum(ceildiv(m, most_rows), 1)
+        if not (isinstance(m, int) and isinstance(n, int) and isinstance(batch, int)):
+            groups = maximum(ceildiv(ceildiv(n, self.nr), most_panels), 1)
+            blocks = minimum(more_tasks(batch * groups), ceildiv(m, 8 * self.mr))
+            return maximum(fewest, blocks), groups
+        assert isinstance(fewest, int)
+        tiles, panels = math.ceil(m / self.mr), math.ceil(n / self.nr)
+        vectors, fewest_groups = self.nr // self.lanes, math.ceil(panels / most_panels)
+
+        def plan(threads: int) -> tuple[int, ...]:
+            def cycles(divided: tuple[int, int]) -> float:
+                blocks, groups = divided
+                each = math.ceil(tiles / blocks) * self.mr * (
+                    math.ceil(panels / groups) * vectors / 2 + _BLOCK_CYCLES)
+                return longest_share(batch * blocks * groups, threads) * (
+                    each + _TASK_CYCLES / _PIECE_DEPTH)
+
+            return min(((blocks, groups)
+                        for blocks in range(fewest, min(tiles, fewest + _MOST_BLOCKS) + 1)
+                        for groups in range(fewest_groups, min(panels, 4 * fewest_groups) + 1)),
+                       key=cycles)
+
+        divided = by_threads(self.chip, plan)
+        return divided[0], divided[1]
+
     def block_tasks(self, packed: Buffer) -> Stmt:
         """One task for each member of the batch, block of rows and group of panels.
 
@@ -655,14 +728,11 @@ class Gemm:
         outer, lets = Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
         most_panels = max(1, _GROUP_COLUMNS // nr)
-        groups = outer("groups", maximum(ceildiv(panels, most_panels), 1))
-        group = outer("group", ceildiv(panels, groups), most_panels)
         room = self.chip.l2_bytes * 45 // 100 // (self.kc_most * self.wide.itemsize)
         most = max(8 * mr, min(_BLOCK_ROWS, room) // mr * mr)
-        # Enough tasks for every core, as long as blocks are not tiny.
-        wanted = ceildiv(_TASKS_PER_CORE * self.chip.cores, maximum(groups * self.batch, 1))
-        blocks = outer("blocks", maximum(ceildiv(self.m, most), minimum(
-            wanted, maximum(ceildiv(self.m, 8 * mr), 1))))
+        by_rows, by_columns = self.blocks_and_groups(most, most_panels)
+        blocks, groups = outer("blocks", by_rows), outer("groups", by_columns)
+        group = outer("group", ceildiv(panels, groups), most_panels)
         rows = outer("rows", ceildiv(ceildiv(self.m, mr), blocks) * mr, most)
         # While one panel is used, the tiles of a block together ask for the next one: without that
         # its first use waits for a further cache, which cost 10 to 15 % (1024 and 2048 cubed).

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, maximum
-from terrazzo.loop.ir import Buffer, For, Stmt
-from terrazzo.scalar import Axis
+from terrazzo.loop.ir import Buffer, For, Let, Stmt
+from terrazzo.scalar import Axis, Scalar
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,23 @@ class Place:
 
 
 class Names:
-    """Names for index expressions: each is computed once, by a loop that runs once."""
+    """Names for index expressions: each is computed once, by a loop that runs once.
+
+    Such a loop tells those who simplify what the name stands for; that of a scalar does not."""
 
     def __init__(self, fresh: Callable[[str], str]):
         self.fresh = fresh  # makes a name that nothing else in the kernel has
-        self.bound: list[tuple[Var, Index]] = []
+        self.bound: list[tuple[Var, Index | Scalar]] = []
 
-    def __call__(self, name: str, value: Index, most: int | None = None) -> Index:
-        """A variable for a value that is not negative (and at most `most`); numbers stay."""
+    def __call__(self, name: str, value: Index | Scalar, most: int | None = None) -> Index:
+        """A variable for a value that is not negative (and at most `most`); numbers stay.
+
+        What is computed as a scalar, a number of parts for instance, is at least 1.
+        """
+        if isinstance(value, Scalar):
+            var = Var(self.fresh(name), 1, most)
+            self.bound.append((var, value))
+            return var
         if not isinstance(value, IndexExpr) or isinstance(value, Var):
             return value
         var = Var(self.fresh(name), 0, bounds(value)[1] if most is None else most)
@@ -47,7 +56,8 @@ class Names:
     def around(self, body: Stmt) -> Stmt:
         """A statement that uses the names."""
         for var, value in reversed(self.bound):
-            body = For(var, value, value + 1, body)
+            body = Let(var, value, body) if isinstance(value, Scalar) else For(
+                var, value, value + 1, body)
         return body
 
 

@@ -12,6 +12,7 @@ from terrazzo.dtypes import DType
 from terrazzo.errors import IndexOutOfRange
 from terrazzo.index import Index, Var, evaluate
 from terrazzo.loop.ir import (
+    THREADS,
     Alloc,
     Atomic,
     Block,
@@ -45,7 +46,7 @@ def run(function: Function, arrays: Sequence[np.ndarray], dims: Mapping[Var, int
     """Execute a kernel on flat arrays, one a parameter, in place."""
     memory: dict[Buffer, np.ndarray] = dict(zip(function.params, arrays, strict=True))
     with np.errstate(all="ignore"):
-        _run(function.body, dict(dims), memory)
+        _run(function.body, {THREADS: 1, **dims}, memory)
 
 
 def _run(stmt: Stmt, env: Env, memory: dict[Buffer, np.ndarray]) -> None:

@@ -26,6 +26,11 @@ from terrazzo.loop.packing import Packing
 from terrazzo.scalar import Load, Scalar, format_lines, format_scalar, substitute_indices
 
 KINDS = ("serial", "parallel", "vector", "unrolled", "program")
+THREADS = Var("threads", 1)
+"""How many threads run the kernel: known to it when it runs, so that it can share out its work.
+
+What a kernel computes must not depend on it.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,7 @@ from terrazzo.loop.ir import (
     For,
     Function,
     If,
+    Let,
     Stmt,
     Store,
     Tile,
@@ -106,7 +107,7 @@ def hoist_allocs(stmt: Stmt) -> Stmt:
             elif isinstance(inner, Alloc):
                 buffers.append(inner.buffer)
                 flatten(inner.body)
-            elif isinstance(inner, For):
+            elif isinstance(inner, (For, Let)):
                 stmts.append(replace(inner, body=scope(inner.body)))
             elif isinstance(inner, If):
                 orelse = None if inner.orelse is None else scope(inner.orelse)
@@ -290,7 +291,7 @@ def partition_ragged(stmt: Stmt) -> Stmt:
         ragged = _find_ragged(stmt)
         if ragged is not None:
             return _cut_loop(stmt, ragged)
-    if isinstance(stmt, (For, Alloc)):
+    if isinstance(stmt, (For, Alloc, Let)):
         return replace(stmt, body=partition_ragged(stmt.body))
     if isinstance(stmt, Block):
         return block(*map(partition_ragged, stmt.stmts))

@@ -7,12 +7,16 @@ calls `fn` once for every chunk from 0 to n - 1 and returns when all have run. `
 caps the threads of this launch; 0 leaves it to `knobs.threads`. Any number of threads may
 launch at once; a launch from inside a chunk runs serially, in the thread that asked.
 
-How it works. Each launch takes one of a few *slots*. A slot's state is one 64-bit word,
-(workers allowed, tickets in all, next ticket), and taking a ticket is a compare-and-swap on that
-word. The caller takes tickets like any worker and then waits only for tickets that others
-have taken: a worker that sleeps or comes late is never waited for. A late worker is harmless
-too: it decides by the word alone and reads what to call only after its swap succeeded, when the
-job cannot finish without it; so whatever job the slot then holds, it has a ticket of that job.
+How it works. Each launch takes one of a few *slots*. A slot's state is one 64-bit word, and taking
+a ticket is a compare-and-swap on that word. A launch of few chunks is a *set*: a bit for each
+chunk that nobody has taken. Every thread has a share of its own there, the same in each launch of
+as many chunks, and takes from others only when its own is done: so the rows that a thread made in
+one kernel are in its cache for the next. Of many chunks the word is a *count*: (workers allowed,
+tickets in all, next ticket). The caller takes tickets like any worker and then waits only for
+tickets that others have taken: a worker that sleeps or comes late is never waited for. A late
+worker is harmless too: it decides by the word alone and reads what to call only after its swap
+succeeded, when the job cannot finish without it; so whatever job the slot then holds, it has a
+ticket of that job.
 All states share one cache line, which is all that idle workers look at. They spin for
 `knobs.spin` turns, then sleep, each on a futex of its own, so that a launch wakes just those
 whom it may use.
@@ -42,6 +46,9 @@ from terrazzo.runtime.cache import default_cache, make_key
 _SLOTS = 8  # states of 8 bytes in one cache line of 64
 _TICKET_BITS = 20
 _MAX_TICKETS = (1 << _TICKET_BITS) - 1
+_SET_BITS = 52  # chunks of a launch that is a set
+_SET = (1 << _SET_BITS) - 1
+_SET_MARK = 1 << 63  # of a state that is a set; below it are the workers allowed
 _MAX_WORKERS = 1023
 # A caller wakes this many sleepers, and each of them as many again: a tree, not a long line.
 _WAKE_FAN_OUT = 4
@@ -278,6 +285,8 @@ declare void @llvm.x86.sse2.pause()
 declare void @llvm.aarch64.isb(i32)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.cttz.i64(i64, i1)
+declare i64 @llvm.ctpop.i64(i64)
 declare i64 @llvm.smin.i64(i64, i64)
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(i64)
@@ -326,14 +335,41 @@ out:
 
 ; Whether a state has a ticket left that this worker may take; callers are worker -1.
 define internal i1 @is_open(i64 %state, i64 %worker) alwaysinline nounwind {{
+  %is.set = icmp slt i64 %state, 0
+  %bits = and i64 %state, {_SET}
+  %any = icmp ne i64 %bits, 0
+  %marked = and i64 %state, {_SET_MARK - 1}
+  %allowed.set = lshr i64 %marked, {_SET_BITS}
   %next = and i64 %state, {_MAX_TICKETS}
   %rest = lshr i64 %state, {_TICKET_BITS}
   %tickets = and i64 %rest, {_MAX_TICKETS}
-  %allowed = lshr i64 %state, {2 * _TICKET_BITS}
-  %left = icmp ult i64 %next, %tickets
+  %allowed.count = lshr i64 %state, {2 * _TICKET_BITS}
+  %more = icmp ult i64 %next, %tickets
+  %allowed = select i1 %is.set, i64 %allowed.set, i64 %allowed.count
+  %left = select i1 %is.set, i1 %any, i1 %more
   %may = icmp slt i64 %worker, %allowed
   %open = and i1 %left, %may
   ret i1 %open
+}}
+
+; The chunk of a set that a worker takes next: the first one from its own share on.
+define internal i64 @choose(i64 %state, i64 %worker, i64 %n) alwaysinline nounwind {{
+  %bits = and i64 %state, {_SET}
+  %marked = and i64 %state, {_SET_MARK - 1}
+  %allowed = lshr i64 %marked, {_SET_BITS}
+  %threads = add i64 %allowed, 1
+  %me = add i64 %worker, 1
+  %ahead = mul i64 %me, %n
+  %start = udiv i64 %ahead, %threads
+  ; A late worker may see the numbers of two launches: whatever it prefers then is a chunk, too.
+  %first = call i64 @llvm.umin.i64(i64 %start, i64 {_SET_BITS})
+  %mine = lshr i64 %bits, %first
+  %none = icmp eq i64 %mine, 0
+  %from = select i1 %none, i64 %bits, i64 %mine
+  %skipped = call i64 @llvm.cttz.i64(i64 %from, i1 false)
+  %base = select i1 %none, i64 0, i64 %first
+  %chunk = add i64 %skipped, %base
+  ret i64 %chunk
 }}
 
 ; Takes tickets of one slot and runs their chunks until none is left; tells how many it took.
@@ -352,12 +388,19 @@ look:
   %open = call i1 @is_open(i64 %seen, i64 %worker)
   br i1 %open, label %take, label %out
 take:
-  %taken = add i64 %seen, 1
+  %is.set = icmp slt i64 %seen, 0
+  %n.seen = load atomic i64, ptr %n.at monotonic, align 8
+  %chosen = call i64 @choose(i64 %seen, i64 %worker, i64 %n.seen)
+  %bit = shl i64 1, %chosen
+  %without = xor i64 %seen, %bit
+  %counted = add i64 %seen, 1
+  %taken = select i1 %is.set, i64 %without, i64 %counted
   %swap = cmpxchg ptr %state, i64 %seen, i64 %taken acq_rel monotonic
   %won = extractvalue {{ i64, i1 }} %swap, 1
   br i1 %won, label %ticket, label %look
 ticket:
-  %number = and i64 %seen, {_MAX_TICKETS}
+  %count = and i64 %seen, {_MAX_TICKETS}
+  %number = select i1 %is.set, i64 %chosen, i64 %count
   %fn = load ptr, ptr %fn.at
   %ctx = load ptr, ptr %ctx.at
   %n = load i64, ptr %n.at
@@ -407,11 +450,18 @@ define internal void @wake_helpers(i64 %slot) nounwind {{
 entry:
   %state.at = getelementptr i64, ptr @states, i64 %slot
   %state = load atomic i64, ptr %state.at monotonic, align 8
+  %is.set = icmp slt i64 %state, 0
+  %bits = and i64 %state, {_SET}
+  %in.set = call i64 @llvm.ctpop.i64(i64 %bits)
+  %marked = and i64 %state, {_SET_MARK - 1}
+  %allowed.set = lshr i64 %marked, {_SET_BITS}
   %next = and i64 %state, {_MAX_TICKETS}
   %rest = lshr i64 %state, {_TICKET_BITS}
   %tickets = and i64 %rest, {_MAX_TICKETS}
-  %allowed = lshr i64 %state, {2 * _TICKET_BITS}
-  %left = sub i64 %tickets, %next
+  %allowed.count = lshr i64 %state, {2 * _TICKET_BITS}
+  %uncounted = sub i64 %tickets, %next
+  %allowed = select i1 %is.set, i64 %allowed.set, i64 %allowed.count
+  %left = select i1 %is.set, i64 %in.set, i64 %uncounted
   %others = sub i64 %left, 1
   %goal = call i64 @llvm.smin.i64(i64 %others, i64 {_WAKE_FAN_OUT})
   %workers = load atomic i64, ptr @tz_pool_workers monotonic, align 8
@@ -623,13 +673,22 @@ fill:
   store atomic i32 0, ptr %asleep.at monotonic, align 4
   store ptr %fn, ptr %fn.at
   store ptr %ctx, ptr %ctx.at
-  store i64 %n, ptr %n.at
+  store atomic i64 %n, ptr %n.at monotonic, align 8
   store i64 %grain, ptr %grain.at
   store atomic i64 0, ptr %done.at monotonic, align 8
   %tickets.up = shl i64 %tickets, {_TICKET_BITS}
   %allowed = sub i64 %threads, 1
   %allowed.up = shl i64 %allowed, {2 * _TICKET_BITS}
-  %opened = or i64 %tickets.up, %allowed.up
+  %as.count = or i64 %tickets.up, %allowed.up
+  ; A set has room for the chunks of a launch, or is not one. Who has no chunk there is not asked.
+  %fits = icmp ule i64 %n, {_SET_BITS}
+  %helpers.up = shl i64 %helpers, {_SET_BITS}
+  %unused = sub i64 {_SET_BITS}, %n
+  %few.unused = call i64 @llvm.umin.i64(i64 %unused, i64 {_SET_BITS})
+  %all = lshr i64 {_SET}, %few.unused
+  %bits = or i64 %helpers.up, %all
+  %as.set = or i64 %bits, {_SET_MARK - (1 << 64)}
+  %opened = select i1 %fits, i64 %as.set, i64 %as.count
   %state = getelementptr i64, ptr @states, i64 %slot
   %closed = atomicrmw xchg ptr %state, i64 %opened seq_cst
   call void @wake_helpers(i64 %slot)

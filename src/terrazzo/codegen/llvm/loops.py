@@ -31,6 +31,7 @@ from terrazzo.index import (
     interpret,
 )
 from terrazzo.loop.ir import (
+    THREADS,
     Alloc,
     Atomic,
     Block,
@@ -61,7 +62,9 @@ STATUS = "tz_status"  # a variable of the module: 1 after memory ran out
 # that grows faster than a function. Kernels of 14,000 to 90,000 lines took it 20 to 35 % less time
 # in parts.
 LARGEST_FUNCTION = 2000
-CHUNKS_PER_THREAD = 4  # so that uneven chunks balance out; measured on the pool
+# So that uneven chunks balance out: a thread that is done takes over chunks of others. Sixteen
+# threads of three chunks are a set of the pool, in which each thread keeps to its own first.
+CHUNKS_PER_THREAD = 3
 
 
 class LoopEmitter:
@@ -93,7 +96,8 @@ class LoopEmitter:
             self.b.comment(function.origin)
         values = self.b.params
         self.threads = values[-1]
-        scope = Scope(dict(zip(function.dims, values[len(function.params):], strict=False)),
+        sizes = dict(zip(function.dims, values[len(function.params):], strict=False))
+        scope = Scope({THREADS: self.threads, **sizes},
                       dict(zip(function.params, values, strict=False)))
         self.body(function.body, scope)
 
@@ -284,14 +288,8 @@ class LoopEmitter:
         vars_, used = _used_vars(loop), _used_buffers(loop.body)
         env = {v: val for v, val in scope.env.items() if v in vars_}
         buffers = {x: p for x, p in scope.memory.items() if x in used}
-        # Chunks: at least `grain` iterations each, at most a few a thread.
-        count = b.sub(hi, lo)
-        grain = self.index(loop.grain, scope)
-        wanted = b.sdiv(b.add(count, b.sub(grain, 1)), b.smax(grain, 1))
-        chunks = b.smax(b.smin(wanted, b.mul(self.threads, CHUNKS_PER_THREAD)), 1)
-        chunks = b.select(b.icmp("sle", self.threads, 1), const("i64", 1), chunks)
-        per = b.sdiv(b.add(count, b.sub(chunks, 1)), chunks)
-        captured = [*buffers.values(), *env.values(), lo, hi, per]
+        chunks = self.chunks(b.smax(b.sub(hi, lo), 0), self.index(loop.grain, scope))
+        captured = [*buffers.values(), *env.values(), lo, hi, chunks]
         context = b.alloca("i64", len(captured))
         for i, value in enumerate(captured):
             b.store(value, b.gep("i64", context, i), 8)
@@ -301,9 +299,11 @@ class LoopEmitter:
                         attrs=HANDS_ON)
         loaded = [chunk.load(v.ty, chunk.gep("i64", chunk.params[0], i), 8)
                   for i, v in enumerate(captured)]
-        first, last, step = loaded[-3:]
-        begin = chunk.add(first, chunk.mul(chunk.params[1], step))
-        end = chunk.smin(chunk.add(begin, step), last)
+        first, last, parts = loaded[-3:]
+        # Chunks of all sizes in between: no thread's share is more than one iteration larger.
+        count, number = chunk.sub(last, first), chunk.params[1]
+        begin, end = (chunk.add(first, chunk.sdiv(chunk.mul(count, n), parts))
+                      for n in (number, chunk.add(number, 1)))
         chunk.call("void", f"{task}.body", [*loaded[:-3], begin, end])
         chunk.ret()
 
@@ -326,6 +326,17 @@ class LoopEmitter:
         else:
             self.b.call("void", "tz_parallel_for", [Val("ptr", (f"@{task}",)), context, chunks,
                                                     self.threads])
+
+    def chunks(self, count: Val, grain: Val) -> Val:
+        """How many chunks iterations make: of at least `grain` each, the same number a thread.
+
+        Where there is less work than that for all threads, fewer threads get one chunk each.
+        """
+        b = self.b
+        wanted = b.sdiv(b.add(count, b.sub(grain, 1)), b.smax(grain, 1))
+        each = b.smin(b.sdiv(wanted, b.smax(self.threads, 1)), CHUNKS_PER_THREAD)
+        shared = b.select(b.icmp("eq", each, 0), wanted, b.mul(self.threads, each))
+        return b.select(b.icmp("sle", self.threads, 1), const("i64", 1), b.smax(shared, 1))
 
     # ------------------------------------------------------------ indices
     def index(self, index: Index, scope: Scope) -> Val:
