@@ -140,9 +140,12 @@ def export(name: str, folder: Path) -> Path:
     path = folder / f"{name}.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(module, arguments, path, dynamo=True, opset_version=OPSET,
-                          external_data=False, input_names=list(inputs), output_names=["out_0"],
-                          verbose=False)
+        names: dict[str, Any] = {"input_names": list(inputs), "output_names": ["out_0"]}
+        try:
+            torch.onnx.export(module, arguments, path, dynamo=True, opset_version=OPSET,
+                              external_data=False, verbose=False, **names)
+        except torch.onnx.OnnxExporterError:  # what some versions cannot follow, others trace
+            torch.onnx.export(module, arguments, path, dynamo=False, opset_version=17, **names)
     arrays = {f"in_{n}": t.numpy() for n, t in inputs.items()}
     np.savez(path.with_suffix(".npz"), out_0=wanted, **arrays)
     return path

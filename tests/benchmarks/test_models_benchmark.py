@@ -39,6 +39,12 @@ def test_ratios_are_to_the_faster_peer(models: Any) -> None:
     assert f"**{math.sqrt(0.8 * 0.5):.2f}**" in text
 
 
+def test_speed_ups_are_over_the_fewest_threads(models: Any) -> None:
+    text = models.tables({1: {"a": found(models, 8, 10, 20)}, 4: {"a": found(models, 2, 5, 8)}})
+    assert "Speed-up over 1 thread:" in text and "| a | 4.0 | 2.0 | 2.5 |" in text
+    assert "Speed-up" not in models.tables({2: {"a": found(models, 8, 10, 20)}})
+
+
 def test_tables_go_between_the_marks(models: Any, tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- models -->\nold\n<!-- /models -->\nafter\n")

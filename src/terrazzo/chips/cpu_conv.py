@@ -44,8 +44,9 @@ Taps = list[tuple[Index, Index]]  # of each axis: the first tap that is inside, 
 _STRIPS_TRIED = 512
 _STRIP_SHARE = 0.4  # of the second-level cache, for the rows of a task and its output
 _WEIGHT_CYCLES, _COPY_CYCLES = 2.5, 8.0  # of a line that is read again, or copied
+_SHARED_CYCLES = 4.0  # of a line of input that another core made
 _TASK_CYCLES = 1000
-_TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
+_TASK_FLOPS = 1 << 17  # below this a task of its own does not pay
 _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 _LINE = 64
 _WAY = 4096  # bytes of one way of the first-level cache: addresses so far apart share a set
@@ -214,8 +215,8 @@ class _Dense(ConvKernel):
                     size = math.ceil(self.panels / ranges)
                     ranges = math.ceil(self.panels / size)
                     share = longest_share(tasks * ranges, threads)
-                    options.append((self.cycles(height * unit, pixels, size, share), height * unit,
-                                    size, ranges))
+                    options.append((self.cycles(height * unit, pixels, size, share, threads > 1),
+                                    height * unit, size, ranges))
             return min(options)[1:]
 
         plans = [plan(threads) for threads in thread_counts(self.chip)]
@@ -228,8 +229,12 @@ class _Dense(ConvKernel):
         self.range = self.divided("range_size", size, self.most_range)
         self.ranges = self.divided("ranges", ranges, self.panels)
 
-    def cycles(self, strip: int, pixels: int, panels: int, share: int) -> float:
-        """What a thread takes for its share of tasks, each a strip under some panels."""
+    def cycles(self, strip: int, pixels: int, panels: int, share: int, shared: bool) -> float:
+        """What a thread takes for its share of tasks, each a strip under some panels.
+
+        The input of one layer is the output of another, where threads had strips, too: who has
+        the same one finds it in its cache, all else comes from the caches of other cores.
+        """
         item = self.wide.itemsize
         if self.by_columns:
             covered = self.columns_of(strip * pixels)
@@ -242,13 +247,13 @@ class _Dense(ConvKernel):
         weights = self.depth * panels * self.nr * item
         room = int(_STRIP_SHARE * self.chip.l2_bytes) if self.chip.l2_bytes else 1 << 18
         # Cycles for a line: weights that stay in the cache cost little to read again.
-        again = _WEIGHT_CYCLES if weights > self.chip.l2_bytes else 0.1
-        lines = input_bytes * (_COPY_CYCLES if self.copies else 0.5)
+        again = _WEIGHT_CYCLES if weights > self.chip.l2_bytes else 0.5 if self.shape.chunk else 0.1
+        lines = input_bytes * ((_COPY_CYCLES if self.copies else 0.5) + shared * _SHARED_CYCLES)
         if input_bytes + results > room:
             lines += panels * input_bytes * _WEIGHT_CYCLES + results
         products = self.depth * outputs * strip * pixels / (2 * self.lanes)
-        return share * (products + (lines + weights * again) / _LINE + _TASK_CYCLES) + (
-            weights * _WEIGHT_CYCLES / _LINE)
+        task = products + (lines + weights * again) / _LINE + _TASK_CYCLES
+        return share * task + weights * _WEIGHT_CYCLES / _LINE
 
     # ------------------------------------------------------------ the function
     def lowered(self) -> Function:

@@ -12,18 +12,19 @@ import math
 from collections.abc import Callable
 
 from terrazzo.chips.conv_parts import ConvKernel, Values
+from terrazzo.chips.cpu_division import by_threads, longest_share
 from terrazzo.chips.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.expr.convolution import NO_SPACE, Convolution
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, ceildiv, maximum, minimum
-from terrazzo.loop.ir import Alloc, Buffer, For, Function, Stmt, Store, block
+from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.loop.packing import Packing
 from terrazzo.loop.window_tile import Level, Pixels, window_tile
-from terrazzo.scalar import Load, cast
+from terrazzo.scalar import Load, Scalar, as_scalar, call, cast
 
-_TASK_FLOPS = 1 << 17  # below this a task of its own does not pay
-_TASKS_PER_CORE = 4
+_TASK_FLOPS = 1 << 15  # below this a task of its own does not pay
+_PART_PRICE = 0.5  # of a part of a row, in blocks of channels
 _MOST_PIXELS = 6  # more read from too many places at once: measured on images beyond the caches
 _FEW_TAPS = 8  # more are not held in registers
 _EDGE_VECTORS = 8  # of a pixel at the edge: enough sums to hide the latency of one
@@ -49,6 +50,10 @@ class Depthwise(ConvKernel):
         # Sums, a row of weights and a pixel fit in registers.
         self.registers = 32 if chip.vector_registers >= 32 else 16
         self.vectors = self.choose_vectors()
+        # Channels that a task takes: blocks that tiles of either kind fill.
+        self.block = math.lcm(self.vectors, self.edge_vectors()) * self.lanes
+        self.first_channel: Index = 0
+        self.end_channel: Index = count
         self.w_start, self.w_steps = conv.w_start, [s.w_step for s in self.spaces]
 
     def choose_vectors(self) -> int:
@@ -61,6 +66,10 @@ class Depthwise(ConvKernel):
             return math.ceil(whole / vectors) * vectors * max(loads, taps * pixels / 2) / pixels
 
         return min((v for v in (2, 1, 3, 4) if self.pixels_of(v) >= 2), key=price, default=1)
+
+    def edge_vectors(self) -> int:
+        """Vectors of a pixel at the edge."""
+        return _EDGE_VECTORS * self.registers // 32
 
     def pixels_of(self, vectors: int) -> int:
         """How many pixels of so many vectors a tile can have."""
@@ -104,11 +113,17 @@ class Depthwise(ConvKernel):
 
     # ------------------------------------------------------------ tasks
     def tasks(self, weights: Buffer) -> Stmt:
-        """One task for each row of pixels."""
-        conv, names = self.conv, Names(self.fresh)
+        """One task for each row of pixels, or for some channels of it."""
+        conv, names, divided = self.conv, Names(self.fresh), Names(self.fresh)
         task = self.var("task")
         values: dict[Var, Index] = {}
-        left: Index = task
+        parts = divided("parts", self.channel_parts(), self.channel_blocks())
+        left: Index = task // parts
+        if parts != 1:
+            part, blocks = names("part", task % parts), self.channel_blocks()
+            self.first_channel = names("first_channel", part * blocks // parts * self.block)
+            self.end_channel = names("end_channel", minimum(
+                (part + 1) * blocks // parts * self.block, self.count), self.count)
         y = names("y", left % self.row.extent)
         left = left // self.row.extent
         count = self.row.extent
@@ -136,9 +151,26 @@ class Depthwise(ConvKernel):
         start, first_w = names("x_row", start), names("w_row", first_w)
         body = self.row_of_pixels(weights, first_w, start, values, levels)
         window = math.prod(s.taps for s in self.spaces)
-        work = self.column.extent * (2 * self.count * window)
-        return For(task, 0, count, names.around(body), "parallel",
-                   ceildiv(_TASK_FLOPS, maximum(work, 1)))
+        work = self.column.extent * (2 * self.count * window) // parts
+        return divided.around(For(task, 0, count * parts, names.around(body), "parallel",
+                                  ceildiv(_TASK_FLOPS, maximum(work, 1))))
+
+    def channel_blocks(self) -> int:
+        """How many blocks of channels there are that tasks may divide."""
+        return math.ceil(self.count / self.block)
+
+    def channel_parts(self) -> int | Scalar:
+        """Into how many parts of channels a row is divided, where rows alone do not go round."""
+        sizes = [s.extent for s in self.spaces[:-1]]
+        sizes += [] if self.conv.batch is None else [self.conv.batch.extent]
+        rows = math.prod(n if isinstance(n, int) else 64 for n in sizes)
+
+        def plan(threads: int) -> tuple[int, ...]:
+            blocks = self.channel_blocks()
+            return (min(range(1, blocks + 1), key=lambda parts: (
+                longest_share(rows * parts, threads) * (math.ceil(blocks / parts) + _PART_PRICE))),)
+
+        return by_threads(self.chip, plan)[0]
 
     def row_of_pixels(self, weights: Buffer, first_w: Index, start: Index, values: Values,
                       levels: list[Level]) -> Stmt:
@@ -165,7 +197,7 @@ class Depthwise(ConvKernel):
             a = names("a", start + (at * space.stride + tap * space.dilation) * space.step)
             b = names("b", first_w + tap * self.w_steps[-1])
             return For(at, first, end, names.around(self.by_channels(
-                _EDGE_VECTORS * self.registers // 32, lambda channel, nr, live: self.tile(
+                self.edge_vectors(), lambda channel, nr, live: self.tile(
                     weights, b, a, values, at, clipped, 1, channel, nr, live))))
 
         def inside(at: Index, across: int) -> Stmt:
@@ -203,9 +235,13 @@ class Depthwise(ConvKernel):
         number = self.var("number", max(full, 1))
         code: list[Stmt] = []
         if full:
-            code.append(For(number, 0, full, make(number * wide, wide, wide)))
+            code.append(For(number, self.first_channel // wide,
+                            minimum(self.end_channel // wide, full),
+                            make(number * wide, wide, wide)))
         if rest:
-            code.append(make(full * wide, math.ceil(rest / self.lanes) * self.lanes, rest))
+            last = make(full * wide, math.ceil(rest / self.lanes) * self.lanes, rest)
+            code.append(last if self.end_channel == self.count else If(
+                call("eq", as_scalar(self.end_channel), self.count), last))
         return block(*code)
 
     def tile(self, weights: Buffer, b: Index, a: Index, values: Values, column: Index,

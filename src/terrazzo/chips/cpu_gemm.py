@@ -70,6 +70,7 @@ _DOT_BLOCK = 32  # columns of a task of inner products
 _DOT_ROWS = 12  # up to here inner products beat transposing B into panels
 _DIRECT_ROWS = {32: 12, 16: 6}  # up to here B is read where it lies
 _DIRECT_VECTORS = 8
+_SUMS_AT_ONCE = 4  # that hide the latency of one, where memory sets the pace
 _STRIP_ROWS = 2  # up to here a task reads B in strips: a few rows of B, many columns
 _STRIP_DEPTH = 128
 _STRIP_COLUMNS = 1024
@@ -86,9 +87,10 @@ _BLOCK_ROWS = 192  # rows of such a block
 # Cycles for each step of k, beside two multiplications of vectors a cycle: to bring a vector of a
 # panel from another cache, to pack one, to pack an element of a block of A; and those of a task.
 _FETCH_CYCLES, _PACK_CYCLES, _BLOCK_CYCLES, _TASK_CYCLES = 0.5, 2.0, 0.25, 300
+_UNEVEN = 0.15  # of a task that a thread waits for others, at the end
 _MOST_BLOCKS = 64  # of rows that are tried
 _TASKS_PER_CORE = 4
-_TASK_FLOPS = 2 * 64**3  # below this a task of its own does not pay
+_TASK_FLOPS = 1 << 17  # below this a task of its own does not pay
 _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 
 Values = Mapping[Var, Index]
@@ -168,8 +170,14 @@ class Gemm:
                 self.can_pack or self.is_along(self.product.b, self.product.column.var)):
             # All rows in one tile, which is the wider the fewer they are: B is read just once.
             widest = min(_DIRECT_VECTORS, 3 * self.registers // 4 // self.m)
-            return self.m, max(1, min(widest, math.ceil(n / self.lanes))
-                               if isinstance(n, int) else widest)
+            if not isinstance(n, int):
+                return self.m, max(1, widest)
+            # Narrower where there would be too few panels to go round, but not so narrow that
+            # each sum waits for the one before.
+            whole = math.ceil(n / self.lanes)
+            around = math.ceil(whole / (_TASKS_PER_CORE * self.chip.cores))
+            fewest = math.ceil(_SUMS_AT_ONCE / self.m)
+            return self.m, max(1, min(widest, whole, max(around, fewest)))
         if not isinstance(n, int):
             return tiles[0][:2]
 
@@ -615,7 +623,9 @@ class Gemm:
         def plan(threads: int) -> tuple[int, ...]:
             def cycles(blocks: int) -> float:
                 tile = depth * self.mr * vectors / 2
-                return longest_share(panels * blocks, threads) * (tiles / blocks * tile + once)
+                uneven = _UNEVEN if threads > 1 else 0
+                return (longest_share(panels * blocks, threads) + uneven) * (
+                    tiles / blocks * tile + once)
 
             return (min(range(1, min(tiles, _MOST_BLOCKS) + 1), key=cycles),)
 
@@ -707,7 +717,8 @@ class Gemm:
                 blocks, groups = divided
                 each = math.ceil(tiles / blocks) * self.mr * (
                     math.ceil(panels / groups) * vectors / 2 + _BLOCK_CYCLES)
-                return longest_share(batch * blocks * groups, threads) * (
+                uneven = _UNEVEN if threads > 1 else 0
+                return (longest_share(batch * blocks * groups, threads) + uneven) * (
                     each + _TASK_CYCLES / _PIECE_DEPTH)
 
             return min(((blocks, groups)

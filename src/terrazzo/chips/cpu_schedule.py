@@ -27,7 +27,7 @@ from terrazzo.scalar import reduce as reduce_scalar
 from terrazzo.shapes import num_elements
 
 CHUNK = 8192  # elements of one piece of a flat loop: big enough to amortise the loop around it
-TASK_WORK = 32768  # additions that are worth a task of their own: about 5 us
+TASK_WORK = 8192  # additions that are worth a task of their own: about 1 us
 COLUMN_TILE_VECTORS = 4  # vectors of columns whose sums stay in registers
 FRESH_MEMORY = 32 << 20  # bytes: glibc maps larger blocks anew for every allocation
 PARTIALS = 16  # pieces of one long reduction: a few for every core of a small machine
@@ -187,7 +187,7 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
             return folded
         pieces: Index = 1
         first = node.axes[0].extent
-        if length * rows > 4 * TASK_WORK and rows < 4 * chip.cores * (64 if down else 1):
+        if length * rows > 16 * TASK_WORK and rows < 4 * chip.cores * (64 if down else 1):
             pieces = PARTIALS  # too few results to share out among the cores
         if down and _is_float_sum(node):
             if not isinstance(first, int):

@@ -65,6 +65,7 @@ LARGEST_FUNCTION = 2000
 # So that uneven chunks balance out: a thread that is done takes over chunks of others. Sixteen
 # threads of three chunks are a set of the pool, in which each thread keeps to its own first.
 CHUNKS_PER_THREAD = 3
+GRAINS_OF_SEVERAL = 16  # in each chunk, where a thread has several: taking one costs time, too
 
 
 class LoopEmitter:
@@ -334,8 +335,9 @@ class LoopEmitter:
         """
         b = self.b
         wanted = b.sdiv(b.add(count, b.sub(grain, 1)), b.smax(grain, 1))
-        each = b.smin(b.sdiv(wanted, b.smax(self.threads, 1)), CHUNKS_PER_THREAD)
-        shared = b.select(b.icmp("eq", each, 0), wanted, b.mul(self.threads, each))
+        several = b.sdiv(wanted, b.smax(b.mul(self.threads, GRAINS_OF_SEVERAL), 1))
+        each = b.smax(b.smin(several, CHUNKS_PER_THREAD), 1)
+        shared = b.smin(wanted, b.mul(self.threads, each))
         return b.select(b.icmp("sle", self.threads, 1), const("i64", 1), b.smax(shared, 1))
 
     # ------------------------------------------------------------ indices
