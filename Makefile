@@ -24,7 +24,7 @@ EXPORTING := $(VENV)/.installed-with-exporter
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-slow triton-suite lint demo bench bench-models ulp fuzz fuzz-models docs clean
+.PHONY: help test test-slow triton-suite lint demo bench bench-models bench-wild ulp fuzz fuzz-models docs clean
 
 help: ## list what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' \
@@ -97,6 +97,11 @@ bench: $(TESTABLE) ## time the operators against numpy and PyTorch
 
 bench-models: $(EXPORTING) ## time five ONNX models against onnxruntime and OpenVINO
 	@$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
+
+# torchvision alone, without the torch it asks for: its models are Python, and that is all they need.
+bench-wild: $(EXPORTING) ## a hundred models of timm, torchvision and transformers beside onnxruntime
+	@$(PIP) --no-deps timm torchvision pillow
+	@$(BIN)/python benchmarks/wild.py $(BENCH_ARGS)
 
 ulp: $(TESTABLE) ## measure the accuracy of the elementary functions
 	@$(BIN)/python benchmarks/ulp.py
