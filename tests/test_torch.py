@@ -194,3 +194,118 @@ def test_training_step() -> None:
     found, expected = train(ours), train(theirs)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert found[-1] < found[0] / 2
+
+
+# ---------------------------------------------------------------- tensors that are not their memory
+def unusual() -> dict[str, Any]:
+    x = floats(3, 4)
+    pairs = torch.complex(x, x + 1)
+    return {
+        "negated": torch._neg_view(x),
+        "imaginary part of a conjugate": pairs.conj().imag,
+        "part of a negated view": torch._neg_view(x)[1:, ::2],
+        "zero without memory": torch._efficientzerotensor(3, 4),
+        "expanded": x[:1].expand(3, 4),
+        "parameter": torch.nn.Parameter(x),
+    }
+
+
+@pytest.mark.parametrize("kind", unusual())
+def test_views_are_read_as_what_they_mean(kind: str) -> None:
+    """Also where an entry for an ordinary tensor of the same layout exists already."""
+    x = unusual()[kind]
+    same_layout = torch.ones(99).as_strided(x.shape, x.stride())
+    ways = {
+        "operator": tz.exp,
+        "function": tz.jit(lambda x: tz.exp(x)),
+        "nested": lambda x: tz.jit(lambda p: tz.exp(p["x"]))({"x": x}),
+        "several": lambda x: tz.jit(lambda x: (tz.exp(x), tz.sum(x)))(x)[0],
+        "control flow": tz.jit(lambda x: tz.cond(tz.sum(x) > 1e9, lambda: x, lambda: tz.exp(x))),
+        "captured": lambda x: tz.jit(lambda y: tz.exp(x) + y * 0)(torch.ones(())),
+        "beside numpy": lambda x: tz.jit(lambda x, y: tz.exp(x) * y)(x, np.float32(1)),
+        "executable": lambda x: tz.exp.compile(same_layout.contiguous())(x),
+    }
+    for name, run in ways.items():
+        run(same_layout)
+        found = run(x)
+        np.testing.assert_allclose(torch.as_tensor(found).detach(), x.detach().exp(), rtol=2e-6,
+                                   err_msg=f"{kind}, {name}")
+
+
+def test_gradients_flow_through_negated_views() -> None:
+    x = floats(5).requires_grad_()
+    tz.exp(torch._neg_view(x)).sum().backward()
+    np.testing.assert_allclose(x.grad, -(-x.detach()).exp(), rtol=1e-6)
+
+
+def refused() -> dict[str, Any]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = floats(3, 4)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+    return {
+        "sparse": x.to_sparse(), "rows": x.to_sparse_csr(), "meta": x.to("meta"), "fake": fake,
+        "quantised": torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+        "nested": torch.nested.nested_tensor([x, x]),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["sparse", "rows", "meta", "fake", "quantised", "nested"])
+def test_what_is_more_than_memory_is_refused(kind: str) -> None:
+    tz.exp(floats(3, 4))  # there is an entry for an ordinary tensor of this layout
+    x = refused()[kind]
+    listed, capturing = tz.jit(lambda p: tz.exp(p[0])), tz.jit(lambda y: tz.exp(x) + y)
+    for run in (lambda: tz.exp(x), lambda: listed([x]), lambda: capturing(floats(4))):
+        with pytest.raises(tz.errors.TerrazzoError) as caught:
+            run()
+        assert caught.value.hint
+
+
+def test_a_transform_of_torch_that_batches_is_refused() -> None:
+    tz.exp(floats(3))
+    with pytest.raises(tz.errors.TerrazzoError, match="transform of torch.func"):
+        torch.vmap(tz.exp)(floats(2, 3))
+
+
+# ---------------------------------------------------------------- forward mode
+def test_tangents_are_pushed_forward() -> None:
+    from torch.autograd import forward_ad
+
+    x, t = floats(3, 5, dtype=torch.float64), floats(3, 5, dtype=torch.float64) + 1
+    stats(x)  # an entry without tangents must not serve those with them
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, t)
+        for ours, theirs in zip(stats(dual), torch_stats(dual), strict=True):
+            found, wanted = (forward_ad.unpack_dual(y).tangent for y in (ours, theirs))
+            if wanted is None:
+                assert found is None
+            else:
+                torch.testing.assert_close(found, wanted)
+        other = tz.jit(lambda x, y: x * y)(x, dual)
+        torch.testing.assert_close(forward_ad.unpack_dual(other).tangent, x * t)
+        assert forward_ad.unpack_dual(tz.exp(x)).tangent is None
+
+
+def test_transforms_of_torch_func() -> None:
+    x, t = floats(3, 5, dtype=torch.float64), floats(3, 5, dtype=torch.float64) + 1
+    ours = tz.jit(lambda x: tz.softmax(x) * x)
+
+    def theirs(x: Any) -> Any:
+        return torch.softmax(x, -1) * x
+
+    for transform in (lambda f: torch.func.grad(lambda x: f(x).sin().sum())(x),
+                      lambda f: torch.func.jvp(f, (x,), (t,))[1],
+                      lambda f: torch.func.vjp(f, x)[1](t)[0]):
+        torch.testing.assert_close(transform(ours), transform(theirs))
+
+
+def test_gradients_of_tangents() -> None:
+    from torch.autograd import forward_ad
+
+    x, t = floats(5, dtype=torch.float64).requires_grad_(), floats(5, dtype=torch.float64) + 1
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(tz.exp(forward_ad.make_dual(x, t))).tangent
+        (found,) = torch.autograd.grad(tangent.sum(), x)
+    torch.testing.assert_close(found, x.detach().exp() * t)

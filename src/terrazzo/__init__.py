@@ -23,7 +23,7 @@ from terrazzo.dtypes import (
     uint32,
     uint64,
 )
-from terrazzo.graph.autodiff import grad, value_and_grad, vjp
+from terrazzo.graph.autodiff import grad, jvp, value_and_grad, vjp
 from terrazzo.graph.ir import OPERATORS as _OPERATORS
 from terrazzo.knobs import knobs
 from terrazzo.runtime.profile import profile

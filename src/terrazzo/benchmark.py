@@ -29,7 +29,7 @@ from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.ir import Graph, Operator
 from terrazzo.index import Index, IndexExpr, evaluate
 from terrazzo.knobs import thread_count
-from terrazzo.runtime.hosted import needs_host
+from terrazzo.runtime.hosted import needs_host, to_numpy
 
 ROUNDS = 15
 ROUND_SECONDS = 0.01  # each way runs at least this long in a round
@@ -236,8 +236,7 @@ def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
         raise ArgumentError(f"{target.name} cannot be timed without arguments",
                             hint=f"pass arrays: {target.name}.bench(x, ...)")
     leaves, _ = target.arguments(args, attrs)
-    arrays = [a.detach().cpu().numpy() if hasattr(a, "detach") and str(a.dtype) != "torch.bfloat16"
-              else a for a in leaves]
+    arrays = [to_numpy(a) if hasattr(a, "detach") else a for a in leaves]
     graph = target.graph(args, attrs)
     ways = [Timing("terrazzo", lambda: target(*args, **attrs))]
     if all(isinstance(a, np.ndarray) for a in arrays):

@@ -17,6 +17,7 @@ from terrazzo.dtypes import DType
 from terrazzo.errors import MissingDependency, UnsupportedOperator
 from terrazzo.graph.evaluate import bind_dims, concrete
 from terrazzo.graph.ir import OPERATORS, Graph, Node, Value, expand
+from terrazzo.runtime.layout import literal
 
 # terrazzo's name -> torch's, where call and meaning are the same for tensors.
 _SAME = {
@@ -169,7 +170,7 @@ def to_torch(array: Any) -> Any:
 
 def to_numpy(tensor: Any, dtype: DType) -> np.ndarray:
     """An array of the values of a tensor."""
-    tensor = tensor.detach().cpu()
+    tensor = literal(tensor.detach()).cpu()
     if dtype.np.kind in "biuf":
         return tensor.numpy()
     return tensor.float().numpy().astype(dtype.np)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import terrazzo as tz
 import terrazzo.graph.autodiff as autodiff
 from terrazzo.dtypes import float16, float32, float64, int32, int64
 from terrazzo.errors import GradientError, NotDifferentiable
@@ -284,3 +285,36 @@ def test_wrong_uses_say_what_to_do(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(GradientError, match=text) as info:
         call()
     assert "try:" in str(info.value)
+
+
+# ---------------------------------------------------------------- forward mode
+def test_jvp_pushes_nested_tangents_forward(rng: np.random.Generator) -> None:
+    x, w = rng.normal(size=(3, 4)), rng.normal(size=4)
+    t = rng.normal(size=(3, 4))
+
+    def f(p: Any, n: Any) -> Any:
+        return {"y": tz.sin(p["x"]) * p["w"], "i": tz.argmax(p["x"], axis=-1) + n}
+
+    value, pushed = tz.jvp(f, ({"x": x, "w": w}, np.int64(2)), ({"x": t, "w": None}, None))
+    np.testing.assert_allclose(value["y"], np.sin(x) * w)
+    np.testing.assert_allclose(pushed["y"], np.cos(x) * t * w)
+    assert not pushed["i"].any()
+    both = tz.jvp(f, ({"x": x, "w": w}, 2), ({"x": t, "w": w}, None))[1]
+    np.testing.assert_allclose(both["y"], np.cos(x) * t * w + np.sin(x) * w)
+
+
+def test_jvp_inside_a_trace_and_of_a_gradient(rng: np.random.Generator) -> None:
+    """A product with the Hessian, forward over reverse."""
+    x, t = rng.normal(size=6), rng.normal(size=6)
+    hessian = tz.jit(lambda x, t: tz.jvp(tz.grad(lambda x: tz.sum(x ** 3)), (x,), (t,))[1])
+    np.testing.assert_allclose(hessian(x, t), 6 * x * t)
+
+
+def test_jvp_says_what_is_missing() -> None:
+    x = np.ones(3)
+    with pytest.raises(GradientError, match="given 2 tensors, but 1 tangents"):
+        tz.jvp(lambda x, y: x * y, (x, x), (x,))
+    with pytest.raises(GradientError, match=r"is f64\[3\], but its tangent is f64\[2\]"):
+        tz.jvp(lambda x: x, (x,), (x[:2],))
+    with pytest.raises(NotDifferentiable, match="while_loop"):
+        tz.jvp(lambda x: tz.while_loop(lambda s: tz.sum(s) < 1, lambda s: s * 2, x), (x,), (x,))

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from terrazzo.dtypes import as_dtype
-from terrazzo.graph.autodiff import vjp_graph
+from terrazzo.graph.autodiff import tangents, vjp_graph, zeros
 from terrazzo.graph.evaluate import run
-from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, operator_named
+from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, Value, operator_named
 from terrazzo.graph.passes import canonicalize
 from terrazzo.graph.trace import trace
 
@@ -371,6 +371,31 @@ def test_rewriting_keeps_values(name: str, row: Case, rng: np.random.Generator) 
         for before, after in zip(run(each, inputs), run(changed, inputs), strict=True):
             assert before.dtype == after.dtype
             np.testing.assert_allclose(after, before, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "row"), CASES)
+def test_forward_mode_is_the_transpose_of_reverse_mode(name: str, row: Case,
+                                                       rng: np.random.Generator) -> None:
+    """<w, J t> = <J^T w, t> for random weights w and directions t."""
+    made = [None if make is None else make(rng) for make in row.inputs]
+    graph = graph_of(operator_named(name), made, row)
+    arrays = [a for a in made if a is not None]
+    moved = [v for v in graph.inputs if v.dtype.is_float]
+    along = [Value(v.type) for v in moved]
+    pushed = tangents(graph.outputs, moved, along)
+    outputs = [v for v in graph.outputs if v.dtype.is_float]
+    found = [zeros(v.type) if t is None else t
+             for v, t in zip(graph.outputs, pushed, strict=True) if v.dtype.is_float]
+    forward = Graph("forward", (*graph.inputs, *along), tuple(found))
+    t = [rng.uniform(-1, 1, a.shape) for v, a in zip(graph.inputs, arrays, strict=True)
+         if v.dtype.is_float]
+    pushed_values = run(forward, [*arrays, *t])
+    w = [rng.uniform(-1, 1, y.shape) for y in pushed_values]
+    pulled_values = run(vjp_graph(graph), [*arrays, *w])
+    assert len(w) == len(outputs)
+    left = sum(float(np.sum(a * b)) for a, b in zip(w, pushed_values, strict=True))
+    right = sum(float(np.sum(a * b)) for a, b in zip(pulled_values, t, strict=True))
+    np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", [

@@ -174,6 +174,29 @@ def _undo_broadcast(gradient: Value, type: TensorType) -> Value:
     return gradient
 
 
+def tangents(outputs: Sequence[Value], inputs: Sequence[Value],
+             directions: Sequence[Value | None]) -> list[Value | None]:
+    """How `outputs` change when `inputs` change along `directions` (J t, by value).
+
+    What is pulled back depends on the weights it starts from in a linear way, so its own gradient
+    by them pushes forward: J is the transpose of J^T. None stands for no change at all.
+    """
+    with trace_scope():
+        weights = [Value(v.type) if v.dtype.is_float else None for v in outputs]
+        pulled = gradients(outputs, weights, inputs)
+        pairs = [(g, t) for g, t in zip(pulled, directions, strict=True)
+                 if g is not None and t is not None]
+        given = [w for w in weights if w is not None]
+        pushed = gradients([g for g, _ in pairs], [t for _, t in pairs], given)
+        # A linear function has the same slope everywhere: where a rule looks at the weights
+        # nevertheless, any will do.
+        found = [g for g in pushed if g is not None]
+        body = Graph("tangents", tuple(given), tuple(found))
+        settled = iter(replace_inputs(body, [zeros(w.type) for w in given]))
+        by_weight = iter([None if g is None else next(settled) for g in pushed])
+        return [None if w is None else next(by_weight) for w in weights]
+
+
 # ---------------------------------------------------------------- graphs
 def vjp_graph(graph: Graph, wrt: Sequence[int] | None = None) -> Graph:
     """The graph from inputs and one cotangent a float output to the gradients of inputs `wrt`.
@@ -264,6 +287,46 @@ def vjp_function(function: Function, argnums: int | Sequence[int] = 0) -> Functi
         return _differentiate(function, argnums, own, kwargs, pull)[1]
 
     return _labelled(traced, "vjp", function)
+
+
+def jvp_function(function: Function) -> Function:
+    """A function for tracing: (arguments, directions) -> (result, how it changes along them)."""
+
+    def traced(primals: Sequence[Any], directions: Sequence[Any]) -> Any:
+        name = _name(function)
+        given, along = list(_leaves(tuple(primals))), list(_leaves(tuple(directions)))
+        if len(given) != len(along):
+            raise GradientError(f"{name} was given {len(given)} tensors, but {len(along)} tangents",
+                                where=user_location(), hint="pass one for each, None where it does "
+                                "not change")
+        with trace_scope():
+            values = [as_value(leaf) for leaf in given]
+            fresh = [Value(v.type, name=v.name) for v in values]
+            pairs = [(v, None if t is None or not v.dtype.is_float else _direction(v, t, name))
+                     for v, t in zip(fresh, along, strict=True)]
+            stand_ins = iter(fresh)
+            result = function(*_map_leaves(tuple(primals), lambda _: next(stand_ins)))
+            outputs = [as_value(leaf) for leaf in _leaves(result)]
+            moved = [v for v, t in pairs if t is not None]
+            found = tangents(outputs, moved, [t for _, t in pairs if t is not None])
+            # What does not change in a smooth way, such as an integer, has zeros for a tangent.
+            filled = [zeros(v.type) if t is None else t for v, t in zip(outputs, found,
+                                                                        strict=True)]
+            body = Graph(name, tuple(fresh), (*outputs, *filled))
+            answers = iter(replace_inputs(body, values))
+        return (_map_leaves(result, lambda _: next(answers)),
+                _map_leaves(result, lambda _: next(answers)))
+
+    return _labelled(traced, "jvp", function)
+
+
+def _direction(value: Value, tangent: Any, name: str) -> Value:
+    along = as_value(tangent)
+    if not _same_dims(along.shape, value.shape):
+        raise GradientError(f"an argument of {name} is {value.type}, but its tangent is "
+                            f"{along.type}", where=user_location(),
+                            hint="pass one of the same shape for each")
+    return fit(along, value.type)
 
 
 def _differentiate(function: Function, argnums: int | Sequence[int], args: Sequence[Any],
@@ -395,3 +458,18 @@ def vjp(function: Function, argnums: int | Sequence[int] = 0) -> Function:
     `vjp(f)(x, v)` is v^T J for the Jacobian J of f at x: the gradient of sum(f(x) * v).
     """
     return _dispatch(vjp_function(function, argnums))
+
+
+def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The value of a function and how it changes when its arguments change along `tangents`.
+
+    `jvp(f, (x,), (t,))` is (f(x), J t) for the Jacobian J of f at x: forward-mode differentiation.
+    A tangent of None says that an argument does not change. What was compiled for the functions
+    that were used last is kept.
+    """
+    return _pushforward(function)(tuple(primals), tuple(tangents))
+
+
+@functools.lru_cache(maxsize=64)
+def _pushforward(function: Function) -> Function:
+    return _dispatch(jvp_function(function))

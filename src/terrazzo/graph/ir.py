@@ -370,7 +370,7 @@ def as_value(x: Any, dtype: DType | None = None) -> Value:
     if isinstance(x, Value):
         return x
     if hasattr(x, "detach"):  # a torch tensor inside a trace is a constant
-        x = _from_torch(x.detach().cpu())
+        x = _from_torch(x)
     if isinstance(x, IndexExpr):
         return apply(operator_named("dimension"), [], {"size": x})
     if call_questions() is not None:
@@ -382,11 +382,21 @@ def as_value(x: Any, dtype: DType | None = None) -> Value:
 
 
 def _from_torch(x: Any) -> np.ndarray:
+    import torch
+
+    if str(x.layout) != "torch.strided" or x.is_nested or x.is_quantized or x.is_meta or (
+            type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__):
+        raise ArgumentError(
+            f"the tensor mentioned here is more than numbers in memory ({type(x).__name__}, "
+            f"{x.layout}, {x.dtype} on {x.device})", where=user_location(),
+            hint="make it an ordinary one, for instance with .to_dense() or .dequantize()")
+    x = x.detach().cpu()
+    if x._is_zerotensor():
+        x = x.new_zeros(x.shape)
+    x = x.resolve_conj().resolve_neg()
     try:
         return x.numpy()
     except TypeError:  # bfloat16 and fp8: numpy knows them from ml_dtypes, torch does not
-        import torch
-
         kind = as_dtype(x.dtype).np
         return x.view({1: torch.uint8, 2: torch.int16}[kind.itemsize]).numpy().view(kind)
 

@@ -10,13 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.graph.trace import pack
 from terrazzo.knobs import knobs, thread_count
-from terrazzo.runtime.layout import is_row_major, row_major
+from terrazzo.runtime.layout import is_row_major, literal, row_major
 
 _ndarray = np.ndarray
 _tensor_types: set[type] = set()  # torch's, as they come along: torch is never imported for this
+
+
+class _NoLevel:
+    """Stands for torch.autograd.forward_ad until torch comes along."""
+
+    _current_level = -1
+
+
+_forward_mode: Any = _NoLevel
 
 
 def is_array(x: Any) -> bool:
@@ -27,18 +37,50 @@ def is_array(x: Any) -> bool:
 def key_of(args: Sequence[Any]) -> Hashable:
     """What an entry depends on: the layout and type of every argument; None for anything else."""
     key: Hashable = ()
-    for a in args:
-        kind = type(a)
-        if kind is _ndarray:
-            key = (key, a.shape, a.strides, a.dtype)
-        elif kind in _tensor_types:
-            key = (key, a.shape, a.stride(), a.dtype, a.requires_grad and _grad_enabled())
-        elif hasattr(a, "data_ptr"):
-            _tensor_types.add(kind)
-            return key_of(args)
-        else:
-            return None
+    try:
+        for a in args:
+            kind = type(a)
+            if kind is _ndarray:
+                key = (key, a.shape, a.strides, a.dtype)
+            elif kind in _tensor_types:
+                key = (key, a.shape, a.stride(), a.dtype, a.is_neg() if a.is_cpu else None,
+                       (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
+            elif hasattr(a, "data_ptr"):
+                _welcome(a)
+                return key_of(args)
+            else:
+                return None
+    except RuntimeError:  # from torch: this tensor has no strides
+        _refuse_layout(a)
+        raise
     return key
+
+
+def _welcome(tensor: Any) -> None:
+    """Learn of a class of tensors; one whose values are not simply in memory is refused."""
+    import torch
+    from torch.autograd import forward_ad
+
+    global _forward_mode
+    kind = type(tensor)
+    _forward_mode = forward_ad
+    if isinstance(tensor, torch.Tensor):
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise ArgumentError(f"a {kind.__name__} computes in its own way, and native code reads "
+                                "memory", hint="pass an ordinary tensor")
+        _refuse_layout(tensor)
+    _tensor_types.add(kind)
+
+
+def _refuse_layout(tensor: Any) -> None:
+    """Of what torch calls a tensor, that which is more than numbers at strides in memory."""
+    if str(getattr(tensor, "layout", "torch.strided")) != "torch.strided":
+        raise ArgumentError(f"got a tensor with layout {tensor.layout}",
+                            hint="make it an ordinary one with .to_dense()")
+    if getattr(tensor, "is_nested", False):
+        raise ArgumentError("got a nested tensor", hint="pad it with .to_padded_tensor(0)")
+    if getattr(tensor, "is_quantized", False):
+        raise ArgumentError("got a quantised tensor", hint="pass .int_repr() or .dequantize()")
 
 
 def layout_of(a: Any) -> Any:
@@ -47,16 +89,19 @@ def layout_of(a: Any) -> Any:
     if kind is _ndarray:
         return (a.shape, a.strides, a.dtype)
     if kind in _tensor_types:
-        return (a.shape, a.stride(), a.dtype, a.requires_grad and _grad_enabled())
+        _refuse_layout(a)
+        return (a.shape, a.stride(), a.dtype, a.is_neg() if a.is_cpu else None,
+                (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
     if hasattr(a, "data_ptr"):
-        _tensor_types.add(kind)
+        _welcome(a)
         return layout_of(a)
     return kind if isinstance(a, np.generic) else None
 
 
 def wants_gradient(a: Any) -> bool:
-    """Whether torch is to remember what is computed from this."""
-    return bool(getattr(a, "requires_grad", False)) and _grad_enabled()
+    """Whether torch is to remember what is computed from this, or pushes tangents through it."""
+    return hasattr(a, "data_ptr") and (
+        (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
 
 
 def _grad_enabled() -> bool:
@@ -70,10 +115,9 @@ def check_devices(arrays: Sequence[Any], name: str) -> None:
     for a in arrays:
         device = getattr(a, "device", None)
         if hasattr(a, "data_ptr") and str(device) != "cpu":
-            raise DeviceError(f"{name} got a tensor on {device}", hint="move it with .cpu()")
-        if str(getattr(a, "layout", "torch.strided")) != "torch.strided":
-            raise ArgumentError(f"{name} got a tensor with layout {a.layout}",
-                                hint="make it an ordinary one with .to_dense()")
+            raise DeviceError(f"{name} got a tensor on {device}", hint=(
+                "it has no values" if str(device) == "meta" else "move it with .cpu()"))
+        _refuse_layout(a)
 
 
 @cache
@@ -89,7 +133,8 @@ def _numpy_layout_known() -> bool:
 def entry(executable: Any, structure: Any, arrays: Sequence[Any]) -> Callable[..., Any]:
     """A function from a tuple of arguments like `arrays` to the results."""
     direct = (getattr(executable, "call_numpy", None) is not None
-              and not executable.allocates)
+              and not executable.allocates
+              and not any(as_dtype(a.dtype).is_complex for a in arrays))  # may be conjugated views
     if direct and _numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable))
     if direct and arrays and all(hasattr(a, "data_ptr") for a in arrays):
@@ -137,6 +182,21 @@ def _threads() -> int:
     return thread_count()
 
 
+def _addresses(tensors: Sequence[Any]) -> tuple[Sequence[Any], list[int]]:
+    """Where tensors lie, and what must be kept for as long as they are read there."""
+    try:
+        pointers = [a.data_ptr() for a in tensors]
+        if 0 in pointers:  # empty, or known to be zero without being in memory
+            tensors = [literal(a) for a in tensors]
+            pointers = [a.data_ptr() for a in tensors]
+    except RuntimeError:
+        for a in tensors:
+            _refuse_layout(a)
+        raise ArgumentError("a tensor inside a transform of torch.func has no memory of its own",
+                            hint="use tz.grad, tz.vjp or tz.jvp, or torch.autograd") from None
+    return tensors, pointers
+
+
 def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
             ) -> Callable[..., Any]:
     """Everything that layouts and types decide is decided here, once; a call does the rest."""
@@ -159,7 +219,12 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
             results = [empty(*o) for o in outputs]
         except (MemoryError, RuntimeError, ValueError):
             return pack(structure, slow(args))  # which says what is too large
-        given = (*args, *results) if handle is None else [handle(a) for a in (*args, *results)]
+        if handle is None:
+            given: Sequence[Any] = (*args, *results)
+        else:
+            given = [handle(a) for a in results]
+            args, pointers = _addresses(args)
+            given = [*pointers, *given]
         arena = executable.take_arena(arena_size)
         native(*given, *sizes, arena.address, state[1])
         executable.give_arena(arena)
@@ -182,7 +247,13 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
         if handle is None:
             native(*args, out, 0, state[1])
         else:
-            native(*[a.data_ptr() for a in args], out.data_ptr(), 0, state[1])
+            try:
+                pointers = [a.data_ptr() for a in args]
+            except RuntimeError:
+                pointers = [0]
+            if 0 in pointers:
+                args, pointers = _addresses(args)
+            native(*pointers, out.data_ptr(), 0, state[1])
         return out
 
     return run_plain

@@ -18,6 +18,7 @@ from terrazzo.graph.evaluate import bind_dims, concrete, run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.runtime import fastcall
+from terrazzo.runtime.layout import literal
 from terrazzo.shapes import Shape
 
 Compile = Callable[[Graph], Any]
@@ -303,7 +304,7 @@ def to_numpy(x: Any) -> np.ndarray:
         return np.asarray(x)
     import torch
 
-    x = x.detach()
+    x = literal(x.detach())
     kind = as_dtype(x.dtype).np
     try:
         return x.numpy()

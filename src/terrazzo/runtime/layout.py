@@ -7,10 +7,28 @@ from typing import Any
 import numpy as np
 
 
+def is_literal(tensor: Any) -> bool:
+    """Whether a torch tensor's memory holds its values.
+
+    A view may be said to be negated or conjugated, or a tensor to be zero, without any of it being
+    in memory.
+    """
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
+
+
+def literal(tensor: Any) -> Any:
+    """The same values, in memory: the tensor itself where that is so."""
+    if is_literal(tensor):
+        return tensor
+    if tensor._is_zerotensor():
+        return tensor.new_zeros(tensor.shape)
+    return tensor.resolve_conj().resolve_neg()
+
+
 def is_row_major(array: Any) -> bool:
     """Whether native code can use an array's memory as it is."""
     if hasattr(array, "data_ptr"):
-        return bool(array.is_contiguous())
+        return bool(array.is_contiguous()) and is_literal(array)
     return bool(array.flags.c_contiguous and array.flags.aligned)
 
 
@@ -21,7 +39,7 @@ def row_major(array: Any) -> Any:
     if is_row_major(array):
         return array
     if hasattr(array, "data_ptr"):
-        return array.contiguous()
+        return literal(array).contiguous()
     return np.require(array, requirements=["C", "A"]).reshape(array.shape)
 
 
@@ -35,6 +53,8 @@ def strides_of(array: Any) -> tuple[int, ...] | None:
     if is_row_major(array) or 0 in shape:
         return None
     if hasattr(array, "data_ptr"):
+        if not is_literal(array):
+            return None
         steps = tuple(array.stride())
     else:
         size = array.dtype.itemsize

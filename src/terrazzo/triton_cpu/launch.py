@@ -108,6 +108,9 @@ def _address(value: Any) -> int:
 def _nowhere(value: Any) -> int:
     """The address zero, which only tensors without elements may have."""
     check_device(value)
+    if getattr(value, "_is_zerotensor", bool)():
+        raise ArgumentError("a kernel was given a tensor that is zero without having memory",
+                            hint="pass torch.zeros_like(x)")
     return 0
 
 
