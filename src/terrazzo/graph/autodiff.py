@@ -322,7 +322,7 @@ def jvp_function(function: Function) -> Function:
 
 def _direction(value: Value, tangent: Any, name: str) -> Value:
     along = as_value(tangent)
-    if not same_shape(along.shape, value.shape):
+    if not all_equal(along.shape, value.shape):
         raise GradientError(f"an argument of {name} is {value.type}, but its tangent is "
                             f"{along.type}", where=user_location(),
                             hint="pass one of the same shape for each")
