@@ -81,7 +81,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 def test_tensors_elsewhere_than_in_memory() -> None:
     torch = pytest.importorskip("torch")
     refuses(lambda: tz.exp(torch.ones(3, device="meta")), DeviceError,
-            "exp got a tensor on meta", hint=r"\.cpu\(\)")
+            "exp got a tensor on meta", hint="no values")
     refuses(lambda: tz.exp(torch.ones(3, 3).to_sparse()), ArgumentError,
             "layout torch.sparse_coo", hint="to_dense")
 
