@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import cProfile
+import gc
 import importlib.util
+import pstats
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,12 @@ import pytest
 from terrazzo.chips.cpu import host
 
 torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+
+from terrazzo.triton_cpu import compiler  # noqa: E402
+from terrazzo.triton_cpu.deep import with_room  # noqa: E402
 
 pytestmark = [pytest.mark.triton, pytest.mark.torch]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "triton" / "flash_attention.py"
@@ -62,3 +72,59 @@ def test_copies_of_whole_rows_are_written_once(attention: dict[int, dict[str, st
 
 def test_memory_for_tiles_is_one_piece(attention: dict[int, dict[str, str]]) -> None:
     assert attention[16384]["llir"].count("call ptr @aligned_alloc") == 1
+
+
+# ---------------------------------------------------------------- many operations
+@triton.jit
+def _steps(x, out, STEPS: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr):
+    i = tl.arange(0, N)
+    total = tl.zeros((N,), tl.float32)
+    for s in tl.static_range(STEPS):
+        v = tl.load(x + s * N + i)
+        if KIND == "solve":
+            total = tl.where(i == s, tl.sum(tl.where(i < s, total, 0.0) * v), total)
+        elif KIND == "branches":
+            if tl.load(x + s) > 0:
+                total += tl.exp(v)
+            tl.store(out + s * N + i, total)
+        else:
+            w = tl.load(x + s + i, mask=i < tl.load(x + s).to(tl.int32), other=0.0)
+            total = tl.maximum(total, w * v)
+    tl.store(out + i, total)
+
+
+def _calls(steps: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many functions our own stages of a compilation call."""
+    profile = cProfile.Profile()
+
+    def counted(function: Callable[..., Any], *args: Any, lines: int = 0) -> Any:
+        return with_room(profile.runcall, function, *args)  # its names fit Python's own stack
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "with_room", counted)
+        _steps.warmup(torch.float32, torch.float32, steps, 64, kind, grid=(1,))
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["solve", "branches", "masks"])
+def test_compiling_is_linear_in_the_number_of_operations(
+        kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _calls(5, kind, monkeypatch)
+    once, twice = (_calls(steps, kind, monkeypatch) for steps in (100, 200))
+    assert once > 10_000
+    assert twice < 2.1 * once
+
+
+def test_garbage_is_collected_again_after_compiling() -> None:
+    assert gc.isenabled()
+    with_room(lambda: with_room(gc.isenabled))
+    assert not with_room(gc.isenabled) and gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        with_room(lambda: 1 // 0)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with_room(lambda: 1)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -193,8 +193,15 @@ def remainders(root: Scalar, variables: Sequence[Var]) -> list[Call]:
 
 def guards(root: Scalar) -> list[Scalar]:
     """The conditions of an expression that decide about loads."""
-    return [node.args[0] for node in walk(root) if isinstance(node, Call) and node.op == "where"
-            and any(isinstance(x, Load) for branch in node.args[1:] for x in walk(branch))]
+    loading: set[int] = set()  # what has a load in it
+    found: list[Scalar] = []
+    for node in walk(root):
+        if isinstance(node, Load) or any(id(c) in loading for c in children(node)):
+            loading.add(id(node))
+        if isinstance(node, Call) and node.op == "where" and any(
+                id(branch) in loading for branch in node.args[1:]):
+            found.append(node.args[0])
+    return found
 
 
 def extremes(index: Index, ranges: Mapping[Var, int]) -> tuple[Index, Index] | None:

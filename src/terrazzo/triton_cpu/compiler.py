@@ -178,7 +178,8 @@ def generic_text(module: Any) -> str:
 
 
 def _make_loops(module: Any, metadata: dict[str, Any]) -> LoopText:
-    text = with_room(_loops, generic_text(module), metadata["enable_fp_fusion"])
+    ttir = generic_text(module)
+    text = with_room(_loops, ttir, metadata["enable_fp_fusion"], lines=ttir.count("\n"))
     # Kernels that size their grid divide by what they take of the shared memory.
     metadata["name"], metadata["shared"] = text.lowered.function.name, 1
     metadata["reports"], metadata["waits"] = text.lowered.reports, text.waits
@@ -215,4 +216,4 @@ def _make_llvm(text: str) -> str:
     if not isinstance(text, LoopText):
         raise CodegenError("Loop IR cannot be read back from text",
                            hint="override the stage ttir, llir or o instead")
-    return with_room(kernel_text, text.lowered)
+    return with_room(kernel_text, text.lowered, lines=text.count("\n"))

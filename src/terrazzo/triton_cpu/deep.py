@@ -1,11 +1,18 @@
-"""Room for deep recursion: a kernel of thousands of statements is that many names in each other."""
+"""Room to compile in: a deep stack, and no search for garbage meanwhile.
+
+A kernel of thousands of statements is that many names inside each other. And what a compilation
+makes is in use until it ends: each search for garbage looks at all of it, and at all of torch, 0.2
+seconds a time.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from terrazzo.errors import CompileError
@@ -13,18 +20,42 @@ from terrazzo.errors import CompileError
 T = TypeVar("T")
 STACK = 512 << 20  # bytes, of which only what is used is ever real
 DEPTH = 100_000  # calls within each other: 5 KB of the stack each, far more than one takes
+LONG = 1000  # lines of a kernel that will hardly do with Python's own stack
 _one_at_a_time = threading.Lock()
 
 
-def with_room(function: Callable[..., T], *args: object) -> T:
+def with_room(function: Callable[..., T], *args: object, lines: int = 0) -> T:
     """Call a function that may be called twice; the second time with a stack of its own.
 
     Only few kernels need that, and a thread for each would cost as much as compiling a small one.
+    Those of many lines get it at once.
     """
+    with _without_collection():
+        if lines > LONG:
+            return _on_a_large_stack(function, *args)
+        try:
+            return function(*args)
+        except RecursionError:
+            return _on_a_large_stack(function, *args)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No search for garbage until the last of those who compile at once is done."""
+    with _counting:
+        _compiling.append(gc.isenabled() or (bool(_compiling) and _compiling[0]))
+        gc.disable()
     try:
-        return function(*args)
-    except RecursionError:
-        return _on_a_large_stack(function, *args)
+        yield
+    finally:
+        with _counting:
+            before = _compiling.pop()
+            if not _compiling and before:
+                gc.enable()
+
+
+_counting = threading.Lock()
+_compiling: list[bool] = []  # for each who compiles: whether to go on with collections after it
 
 
 def _on_a_large_stack(function: Callable[..., T], *args: object) -> T:

@@ -33,6 +33,7 @@ from terrazzo.triton_cpu.values import (
     constant_value,
     dtype_of,
     flat,
+    forget_elements,
 )
 
 if TYPE_CHECKING:
@@ -153,9 +154,7 @@ class Lowering:
         """From now on a value is read from a buffer that holds it."""
         shape = value.type.shape
         value.buffer, value.compute = buffer, lambda i: buffer[flat(shape, i)]
-        for other in self.env.values():  # they may remember how it was computed before
-            other.memo.clear()
-        value.memo.clear()
+        forget_elements()
         self.pending = [p for p in self.pending if p[1] is not value]
         self.deferred = [p for p in self.deferred if p[1] is not value]
         value.weight = 1

@@ -67,8 +67,12 @@ class Value:
     memo: dict[Indices, Element] = field(default_factory=dict)
     buffer: Buffer | None = None  # where it lies in memory, row-major, once it does
     weight: int = 0  # operations to compute an element
+    known_at: int = 0  # how many values had been put into memory when `memo` was begun
 
     def at(self, indices: Indices = ()) -> Element:
+        if self.known_at != _kept[0]:  # it may remember how one of them was computed before
+            self.memo.clear()
+            self.known_at = _kept[0]
         found = self.memo.get(indices)
         if found is None:
             found = self.memo[indices] = self.compute(indices)
@@ -85,6 +89,14 @@ class Value:
         element = self.at(indices)
         assert isinstance(element, Pointer), "a number where a pointer is needed"
         return element
+
+
+_kept = [0]  # so many values, of all kernels
+
+
+def forget_elements() -> None:
+    """A value lies in memory from now on: nobody may hold on to how it was computed."""
+    _kept[0] += 1
 
 
 def constant_value(type_: Type, element: Element) -> Value:

@@ -350,14 +350,16 @@ def _looks_up_narrow(node: Scalar) -> bool:
 
 def _under_where(root: Scalar, code: ScalarCode) -> set[int]:
     """Nodes that can only be evaluated where some condition holds: not before the loop."""
-    inside: set[int] = set()
-    for node in walk_scalar(root):
-        if isinstance(node, Call) and node.op == "where":
-            for branch in node.args[1:]:
-                inside |= {id(n) for n in walk_scalar(branch)
-                           if isinstance(n, Load) and not code.in_bounds(n)}
-    changed = set(inside)
-    for node in walk_scalar(root):
+    order = list(walk_scalar(root))
+    inside: set[int] = set()  # one of the branches
+    for node in reversed(order):  # whoever uses a node comes before it
+        if id(node) in inside:
+            inside.update(id(n) for n in scalar_children(node))
+        elif isinstance(node, Call) and node.op == "where":
+            inside.update(id(n) for n in node.args[1:])
+    changed = {id(n) for n in order
+               if id(n) in inside and isinstance(n, Load) and not code.in_bounds(n)}
+    for node in order:
         if any(id(c) in changed for c in scalar_children(node)):
             changed.add(id(node))
     return changed
