@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from terrazzo import captures
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,
@@ -60,6 +61,8 @@ class Compiled:
             p.name: "tensor" for p in operator.tensor_params}
         self.tables: dict[Hashable, _Table] = {}
         self.table = self.table_for(knobs.now)
+        self.written = function if operator is None or operator.body is None else operator.body
+        self.around = captures.surroundings(self.written)
         functools.update_wrapper(self, function, updated=())
 
     def table_for(self, settings: Settings) -> _Table:
@@ -77,6 +80,8 @@ class Compiled:
         now = knobs.now  # another object at every change, so one comparison notices them all
         if table.settings is not now:
             table = self.table_for(now)
+        if self.around is not None and self.around.changed():
+            table = self.forget()
         if not kwargs:
             entry = table.entries.get(fastcall.key_of(args))
             if entry is not None:
@@ -85,6 +90,13 @@ class Compiled:
         key = self.key(args, kwargs, leaves)
         entry = None if key is None else table.entries.get(key)
         return self.slow(args, kwargs, key, table) if entry is None else entry(leaves)
+
+    def forget(self) -> _Table:
+        """Start anew: a variable that the function names is bound to something else."""
+        with _lock:
+            self.tables.clear()
+            self.around = captures.surroundings(self.written)
+        return self.table_for(knobs.now)
 
     def key(self, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[Any]) -> Hashable:
         """What an entry for any arguments depends on, and the leaves; None: do not keep one."""
@@ -147,13 +159,15 @@ class Compiled:
     def graph(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
         """The traced graph for arguments like these."""
         leaves, rebuild = self.arguments(args, kwargs)
-        return _trace(rebuild, self.name, [_type_of(a) for a in leaves])[0]
+        return _trace(rebuild.call, self.name, [_type_of(a) for a in leaves])[0]
 
     def executable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The executable for arguments like these, in contiguous memory."""
         leaves, rebuild = self.arguments(args, kwargs)
         table = self.table_for(knobs.now)
-        return self.family(leaves, rebuild, table).static(leaves, table, by_strides=False)[0]
+        # By itself, so that what the function mentions is a part of it: it may be saved.
+        graph, _ = _trace(rebuild.call, self.name, [_type_of(a) for a in leaves])
+        return _Family(self.name, rebuild).compiled(graph, [None] * len(leaves), leaves, table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +208,7 @@ class _Family:
     def __init__(self, name: str, rebuild: _Rebuild):
         self.name, self.rebuild = name, rebuild
         self.lock = threading.RLock()
+        self.captured = captures.Captured()
         self.executables: dict[Hashable, tuple[Any, Any]] = {}
         self.variants: dict[Hashable, list[_Variant]] = {}
         self.first: tuple[tuple[int, ...], ...] | None = None
@@ -201,6 +216,17 @@ class _Family:
         self.classes: dict[tuple[int, int], int] = {}  # sizes equal in every call share a number
 
     def entry(self, leaves: Sequence[Any], table: _Table) -> Callable[..., Any]:
+        """What calls with arguments like these run, with what the function mentions besides."""
+        while True:
+            try:
+                if not self.captured.objects:
+                    return self.entry_for(leaves, table)
+                return captures.entry(lambda all: self.entry_for(all, table), self.captured,
+                                      leaves)
+            except captures.MoreCaptured:  # now they are inputs, like the arguments
+                self.first, self.classes = None, {}
+
+    def entry_for(self, leaves: Sequence[Any], table: _Table) -> Callable[..., Any]:
         fastcall.check_devices(leaves, self.name)
         with self.lock:  # two threads that need the same code wait for one of them
             executable, structure = self.find(leaves, table)
@@ -213,7 +239,11 @@ class _Family:
     def differentiable(self) -> Any:
         from terrazzo.torch_autograd import Differentiable
 
-        return Differentiable(self.name, self.rebuild.call)
+        return Differentiable(self.name, self.call)
+
+    def call(self, values: Sequence[Any]) -> Any:
+        """The function on values for its arguments and for what it mentions."""
+        return self.captured.trace(self.rebuild.call, values)
 
     def find(self, leaves: Sequence[Any], table: _Table) -> tuple[Any, Any]:
         shapes = tuple(tuple(a.shape) for a in leaves)
@@ -256,7 +286,7 @@ class _Family:
         key = (tuple(tuple(a.shape) for a in leaves), strides)
         with self.lock:
             if key not in self.executables:
-                graph, structure = _trace(self.rebuild, self.name, [_type_of(a) for a in leaves])
+                graph, structure = _trace(self.call, self.name, [_type_of(a) for a in leaves])
                 self.executables[key] = (self.compiled(graph, strides, leaves, table), structure)
             return self.executables[key]
 
@@ -309,10 +339,10 @@ class _Family:
             made = None
             with asking(asked):
                 try:
-                    graph, structure = _trace(self.rebuild, self.name, types)
+                    graph, structure = _trace(self.call, self.name, types)
                     if not asked.equalities():
                         made = self.compiled(graph, strides, leaves, table), structure
-                except VerifyError:
+                except (VerifyError, captures.MoreCaptured):
                     raise
                 except Exception:  # whatever it is, fixed sizes work, or say what is wrong
                     made = None
@@ -338,8 +368,9 @@ def _check_levels(graph: Graph, leaves: Sequence[Any]) -> None:
     check_call(graph, leaves)
 
 
-def _trace(rebuild: _Rebuild, name: str, types: Sequence[TensorType]) -> tuple[Graph, Any]:
-    return trace(lambda *values: rebuild.call(values), types, name=name)
+def _trace(call: Callable[[Sequence[Any]], Any], name: str, types: Sequence[TensorType]
+           ) -> tuple[Graph, Any]:
+    return trace(lambda *values: call(values), types, name=name)
 
 
 # ---------------------------------------------------------------- arguments
@@ -431,13 +462,10 @@ def _key(x: Any, mode: str, leaves: list[Any]) -> Any:
     if x is None or kind is str:
         return x
     # Traced values are no arguments of a run, and graphs are made anew for every call.
-    if isinstance(x, (Value, Graph)):
+    if isinstance(x, (Value, Graph)) or (
+            isinstance(x, (tuple, list, dict)) and mode != "attribute"):
         raise _NoKey
-    try:
-        hash(x)
-    except TypeError:
-        raise _NoKey from None
-    return (kind, x)
+    return captures.content_of(x)
 
 
 def _flatten(x: Any, mode: str, leaves: list[Any]) -> Any:
@@ -484,15 +512,7 @@ def _frozen(structure: Any) -> Hashable:
 
         with contextlib.suppress(Unknowable):
             return graph_text(content)
-    if isinstance(content, np.ndarray):
-        return (content.shape, str(content.dtype), content.tobytes())
-    if isinstance(content, (float, complex)):
-        return (type(content), repr(content))
-    try:
-        hash(content)
-    except TypeError:
-        return (type(content), id(content))  # the structure keeps it alive
-    return (type(content), content)
+    return captures.content_of(content)
 
 
 # ---------------------------------------------------------------- the public functions

@@ -634,6 +634,8 @@ def compare(got: np.ndarray, expected: Bounded, dtype: DType, allow: float = SAF
         edge = np.isfinite(value) & (np.abs(value) + error >= dtype.max) & ~(
             np.abs(value) - error > dtype.max * (1 + dtype.eps))
         value = np.where(over & np.isfinite(value), np.copysign(np.inf, value), value)
+        if not np.isinf(np.array(np.inf).astype(dtype.np).astype(np.float64)):
+            value = np.where(np.isinf(value), np.nan, value)  # types that have a nan instead
         sure &= ~edge
         away = _deviation(found, value)
         # Rounding to the type is not an error of anybody's.

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+from fractions import Fraction
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import terrazzo as tz
 from terrazzo.chips.cpu import host
+from terrazzo.codegen import elf
+from terrazzo.codegen.llvm import jit
 from terrazzo.codegen.llvm.builder import Builder, Module, Val, vec
 from terrazzo.codegen.llvm.convert import from_f32, to_f32
+from terrazzo.codegen.llvm.helpers import helpers
 from terrazzo.codegen.llvm.jit import compile_object, load_object
+from terrazzo.dtypes import as_dtype
+from terrazzo.errors import TerrazzoError
+from terrazzo.graph.ir import OPERATORS, TensorType
+from terrazzo.graph.trace import trace
+from terrazzo.verifier import Subject
 
 LANES = 16
 # name for convert -> (LLVM element type in memory, numpy type, integers of the same width)
@@ -77,3 +88,72 @@ def test_rounding_is_to_nearest_even_everywhere(kind: str) -> None:
     nans = np.isnan(x)
     assert np.isnan(got[nans].astype(np.float32)).all()
     np.testing.assert_array_equal(got[~nans].view(integers), want[~nans].view(integers))
+
+
+# ---------------------------------------------------------------- what LLVM calls of its own accord
+@pytest.mark.parametrize("elem, dtype", [("half", np.float16), ("bfloat", ml_dtypes.bfloat16)])
+def test_doubles_are_rounded_once(elem: str, dtype: Any, rng: np.random.Generator) -> None:
+    text = f"""
+define void @narrow(ptr %x, ptr %y) {{
+  %wide = load double, ptr %x
+  %narrow = fptrunc double %wide to {elem}
+  store {elem} %narrow, ptr %y
+  ret void
+}}
+"""
+    code = jit.compile_object("\n".join([text, *helpers(text)]), host())
+    assert not elf.undefined_symbols(code)
+    library = jit.load_object(code, {}, ["narrow"])
+    narrow = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(library.address("narrow"))
+    eps, largest = float(ml_dtypes.finfo(dtype).eps), float(ml_dtypes.finfo(dtype).max)
+    tiny = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    tie = 1 + eps / 2
+    hard = [0.0, -0.0, np.inf, -np.inf, np.nan, largest, largest * (1 + eps / 4), 1e300, -1e300,
+            5e-324, tiny / 2, tiny / 2 * (1 + 1e-12), 1.5 * tiny, tie, np.nextafter(tie, 2),
+            np.nextafter(tie, 0), 1 + 1.5 * eps, np.nextafter(1 + 1.5 * eps, 0)]
+    drawn = rng.normal(size=500) * 10.0 ** rng.integers(-9, 6, 500)
+    out = np.zeros(1, dtype)
+    for x in np.concatenate([hard, drawn]):
+        source = np.array([x])
+        narrow(source.ctypes.data, out.ctypes.data)
+        wanted = exactly_rounded(x, dtype)
+        assert out.tobytes() == wanted.tobytes() or (np.isnan(x) and np.isnan(float(out[0]))), x
+
+
+def exactly_rounded(x: float, dtype: Any) -> np.ndarray:
+    """To the nearest of the two neighbours, by exact fractions; numpy may round twice."""
+    with np.errstate(over="ignore"):
+        near = np.array([x]).astype(dtype)
+    if not np.isfinite(x) or not np.isfinite(float(near[0])):
+        return near
+    codes = [int(near.view(np.uint16)[0]) + step for step in (-1, 0, 1)]
+    around = [np.array([c & 0xFFFF], np.uint16).view(dtype) for c in codes]
+    finite = [a for a in around if np.isfinite(float(a[0])) and np.signbit(a[0]) == np.signbit(x)]
+    return min(finite, key=lambda a: (abs(Fraction(float(a[0])) - Fraction(x)),
+                                      int(a.view(np.uint16)[0]) & 1))
+
+
+_UNARY = [op for op in OPERATORS.values() if op.family == "elementwise" and not op.variadic
+          and len(op.tensor_params) == 1 and not op.attr_params]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "float8_e4m3fn",
+                                   "float8_e5m2"])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_every_elementary_operator_on_one_element(dtype: str, shape: tuple[int, ...]) -> None:
+    """Also after a function that is computed in float64, as LLVM moves conversions about."""
+    type = TensorType(shape, as_dtype(dtype))
+
+    def programs(x: Any) -> Any:
+        for op in _UNARY:
+            try:
+                yield op(x)
+                yield op(tz.cosh(x))
+                yield tz.cosh(op(x)) if op(x).dtype.is_float else op(x)
+            except TerrazzoError:  # an operator of integers
+                continue
+
+    graph, _ = trace(lambda x: tuple(programs(x)), [type], name="all")
+    assert len(graph.outputs) > 100
+    for value in (0.5, 0.0, -1.5):
+        Subject(graph).check([np.full(shape, value).astype(type.dtype.np)], ("code",))

@@ -347,6 +347,60 @@ class trace_scope:
         _state.depth -= 1
 
 
+class capture_scope:
+    """While open, arrays that are mentioned are looked up by their place in memory.
+
+    Those that are known stand for a value; the others become constants, and are collected.
+    """
+
+    def __init__(self, known: Mapping[Any, Value]):
+        self.known = known
+        self.seen: dict[Any, Any] = {}
+        self.uses = 0
+
+    def __enter__(self) -> dict[Any, Any]:
+        _state.captures = [*getattr(_state, "captures", ()), self]
+        return self.seen
+
+    def __exit__(self, *_: object) -> None:
+        _state.captures = _state.captures[:-1]
+
+
+def place_of(x: Any) -> Any:
+    """Where an array or tensor lies in memory, and how."""
+    if hasattr(x, "data_ptr"):
+        return x.data_ptr(), tuple(x.shape), tuple(x.stride()), str(x.dtype)
+    return x.ctypes.data, x.shape, x.strides, x.dtype.str
+
+
+def _captured(x: Any, scopes: Sequence[capture_scope]) -> Value | None:
+    """What an array stands for in this trace; None: it is a constant."""
+    if isinstance(x, np.ndarray) and not _may_change(x):
+        return None
+    try:
+        if 0 in x.shape:
+            return None
+        place = place_of(x)
+    except (RuntimeError, NotImplementedError):  # no tensor with memory: refused elsewhere
+        return None
+    for scope in reversed(scopes):
+        scope.uses += 1
+        if place in scope.known:
+            return scope.known[place]
+    scopes[-1].seen.setdefault(place, x)
+    return None
+
+
+def _may_change(array: np.ndarray) -> bool:
+    """Whether somebody can write to an array's memory."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return True
+        base = base.base
+    return False
+
+
 # What operators can do beyond tracing is installed from above this room (see terrazzo.api).
 HOOKS: dict[str, Callable[..., Any]] = {}
 
@@ -369,6 +423,11 @@ def as_value(x: Any, dtype: DType | None = None) -> Value:
     """A Value from a Value, an array, a tensor or a number."""
     if isinstance(x, Value):
         return x
+    scopes = getattr(_state, "captures", None)
+    if scopes and (isinstance(x, np.ndarray) or hasattr(x, "detach")):
+        captured = _captured(x, scopes)
+        if captured is not None:
+            return captured
     if hasattr(x, "detach"):  # a torch tensor inside a trace is a constant
         x = _from_torch(x)
     if isinstance(x, IndexExpr):
@@ -411,6 +470,8 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
     if op.unify and any(_is_number(t) for t in tensors):
         number_type = result_type(*(t if _is_number(t) else _dtype_of(t)
                                     for t in tensors if t is not None))
+        if _needs_room(op, tensors, number_type):
+            return _in_wider_type(op, tensors, attrs, number_type)
     values = [None if t is None else as_value(t, number_type if _is_number(t) else None)
               for t in tensors]
     types = [None if v is None else v.type for v in values]
@@ -422,7 +483,13 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
         inferred = op.infer(*types, **attrs)
     else:
         assert op.body is not None
+        scopes = getattr(_state, "captures", ())
+        uses = [s.uses for s in scopes]
         inferred = infer_composite(op, types, attrs)
+        if op.grad is None and [s.uses for s in scopes] != uses:
+            # Its body mentions arrays, which have a meaning in this trace only: it is opened here.
+            outputs = expand(op, values, attrs)
+            return outputs if isinstance(inferred, tuple) else outputs[0]
     several = isinstance(inferred, tuple)
     node = Node(op, tuple(values), dict(attrs), inferred if several else (inferred,),
                 where=user_location() or "")
@@ -430,6 +497,26 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
         for size in type.shape:
             ordinary(size)
     return node.outputs if several else node.outputs[0]
+
+
+# Of these, the result depends on more digits of a number than a half type has.
+_ARITHMETIC = frozenset({"add", "subtract", "multiply", "divide", "power", "remainder", "fmod",
+                         "atan2", "hypot"})
+
+
+def _needs_room(op: Operator, tensors: Sequence[Any], dtype: DType) -> bool:
+    """Whether a Python number would be rounded to the half type of the tensors it meets."""
+    return op.name in _ARITHMETIC and dtype.is_float and dtype.compute is not dtype and any(
+        _is_number(t) and float(np.asarray(t, dtype.np)) != float(t) for t in tensors)
+
+
+def _in_wider_type(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any], dtype: DType
+                   ) -> Any:
+    """Half types are storage: 0.1 is what it is in the type of the arithmetic, as in torch."""
+    astype = operator_named("astype")
+    wide = [None if t is None else as_value(t, dtype.compute) if _is_number(t) else
+            apply(astype, [t], {"dtype": dtype.compute}) for t in tensors]
+    return apply(astype, [apply(op, wide, attrs)], {"dtype": dtype})
 
 
 def _dtype_of(x: Any) -> Any:

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from terrazzo.codegen.llvm.helpers import helpers
 from terrazzo.codegen.llvm.values import Val, const
 
 if TYPE_CHECKING:
     from terrazzo.codegen.llvm.builder import Builder
-
-
-# LLVM moves bfloat values into lanes of vectors by way of float and calls this function of its
-# runtime library, which processes do not have. The values are bfloats already, so it cuts exactly.
-_TO_BFLOAT = """define bfloat @__truncsfbf2(float %x) nounwind {
-  %bits = bitcast float %x to i32
-  %high = lshr i32 %bits, 16
-  %half = trunc i32 %high to i16
-  %result = bitcast i16 %half to bfloat
-  ret bfloat %result
-}"""
 
 
 class Module:
@@ -132,7 +122,6 @@ class Module:
         lines = list(self._globals.values())
         lines += [text for name, text in self._declarations.items() if name not in self._builders]
         lines += [builder.text() for builder in self._builders.values()]
-        if any("bfloat" in line for line in lines):
-            lines.append(_TO_BFLOAT)
+        lines += helpers("\n".join(lines))
         lines += [f"!{i} = {text}" for i, text in enumerate(self._metadata)]
         return "\n".join(lines) + "\n"

@@ -50,6 +50,7 @@ FORMS = (
 def _polynomial(value: Value, x: Value, gate: Value | None, depth: int = _DEPTH
                 ) -> Polynomial | None:
     """A value as a polynomial in x and a gate's value, or None where it is something else."""
+    value = _stored(value)
     if value is x:
         return {(1, 0): 1.0}
     if value is gate:
@@ -66,6 +67,16 @@ def _polynomial(value: Value, x: Value, gate: Value | None, depth: int = _DEPTH
     parts = [_polynomial(v, x, gate, depth - 1) for v in operands(node)]
     known = [p for p in parts if p is not None]
     return _COMBINED[node.op.name](*known) if len(known) == len(parts) else None
+
+
+def _stored(value: Value) -> Value:
+    """A value before it was widened for arithmetic, or rounded after it."""
+    while (node := made_by(value, "astype")) is not None:
+        (source,) = operands(node)
+        if not source.dtype.is_float or source.dtype.compute is not value.dtype.compute:
+            break
+        value = source
+    return value
 
 
 def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
@@ -109,10 +120,11 @@ def _same(found: Polynomial | None, wanted: Polynomial, dtype: DType) -> bool:
 # ---------------------------------------------------------------- the pattern
 def _inside(value: Value, depth: int) -> Iterator[Value]:
     """What an expression is made of, nearest first; numbers left out."""
-    front = [value]
+    front = [_stored(value)]
     for _ in range(depth):
         yield from front
-        front = [v for node in (made_by(u, *_ARITHMETIC) for u in front) if node is not None
+        made = (made_by(u, *_ARITHMETIC) for u in front)
+        front = [_stored(v) for node in made if node is not None
                  for v in operands(node) if splat(v) is None]
 
 
