@@ -128,6 +128,38 @@ def test_short_jobs_in_quick_succession_never_lose_or_repeat_a_chunk(probes: Pro
         assert counts.tolist() == [30_000] * n
 
 
+@pytest.mark.parametrize("threads", [2, 5, 16])
+def test_launches_of_few_and_of_many_chunks_take_turns(probes: Probes, threads: int) -> None:
+    """Sets and counts share the slots; workers may be late for either."""
+    with knobs.override(threads=threads):
+        for turn in range(300):
+            counts = np.zeros((1, 2, 7, 16, 51, 52, 53, 200)[turn % 8], np.int32)
+            pool.parallel_for(probes.count, counts.ctypes.data, len(counts))
+            assert (counts == 1).all()
+    pool.sync()
+
+
+def test_a_thread_finds_its_own_chunks_again() -> None:
+    """Of as many chunks, each thread takes the same ones in each launch, if none is late."""
+    chunks: dict[int, list[int]] = {}
+    meet = threading.Barrier(2)
+
+    def chunk(_: int | None, number: int) -> None:
+        chunks.setdefault(threading.get_ident(), []).append(number)
+        if number in (0, 3):  # the first of either share: both threads are there
+            meet.wait(30)
+
+    native = ctypes.CFUNCTYPE(None, pointer, i64)(chunk)
+    address = ctypes.cast(native, pointer).value
+    assert address is not None
+    with knobs.override(threads=2):
+        for _ in range(5):
+            pool.parallel_for(address, 0, 6)
+    pool.sync()
+    firsts = {ident: {n for n in taken if n in (0, 3)} for ident, taken in chunks.items()}
+    assert sorted(map(sorted, firsts.values())) == [[0], [3]]
+
+
 def test_sleeping_workers_and_sleeping_callers(probes: Probes) -> None:
     """Without spinning every wait goes through the futex, on both sides."""
     with knobs.override(spin=0):
@@ -164,7 +196,10 @@ for _ in range(20):
     time.sleep(0.003)  # longer than a worker spins
     pool.parallel_for(address, 0, 4)
 assert len(ran) == 84, len(ran)
-assert all(os.sched_getaffinity(worker) == wanted for worker in workers)
+end = time.monotonic() + 10  # a worker that came too late for the last launch may be on its way
+while any(os.sched_getaffinity(worker) != wanted for worker in workers):
+    assert time.monotonic() < end
+    time.sleep(0.001)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, b"")

@@ -87,7 +87,6 @@ _BLOCK_ROWS = 192  # rows of such a block
 # Cycles for each step of k, beside two multiplications of vectors a cycle: to bring a vector of a
 # panel from another cache, to pack one, to pack an element of a block of A; and those of a task.
 _FETCH_CYCLES, _PACK_CYCLES, _BLOCK_CYCLES, _TASK_CYCLES = 0.5, 2.0, 0.25, 300
-_UNEVEN = 0.15  # of a task that a thread waits for others, at the end
 _MOST_BLOCKS = 64  # of rows that are tried
 _TASKS_PER_CORE = 4
 _TASK_FLOPS = 1 << 17  # below this a task of its own does not pay
@@ -623,9 +622,7 @@ class Gemm:
         def plan(threads: int) -> tuple[int, ...]:
             def cycles(blocks: int) -> float:
                 tile = depth * self.mr * vectors / 2
-                uneven = _UNEVEN if threads > 1 else 0
-                return (longest_share(panels * blocks, threads) + uneven) * (
-                    tiles / blocks * tile + once)
+                return longest_share(panels * blocks, threads) * (tiles / blocks * tile + once)
 
             return (min(range(1, min(tiles, _MOST_BLOCKS) + 1), key=cycles),)
 
@@ -717,8 +714,7 @@ class Gemm:
                 blocks, groups = divided
                 each = math.ceil(tiles / blocks) * self.mr * (
                     math.ceil(panels / groups) * vectors / 2 + _BLOCK_CYCLES)
-                uneven = _UNEVEN if threads > 1 else 0
-                return (longest_share(batch * blocks * groups, threads) + uneven) * (
+                return longest_share(batch * blocks * groups, threads) * (
                     each + _TASK_CYCLES / _PIECE_DEPTH)
 
             return min(((blocks, groups)

@@ -65,7 +65,8 @@ LARGEST_FUNCTION = 2000
 # So that uneven chunks balance out: a thread that is done takes over chunks of others. Sixteen
 # threads of three chunks are a set of the pool, in which each thread keeps to its own first.
 CHUNKS_PER_THREAD = 3
-GRAINS_OF_SEVERAL = 16  # in each chunk, where a thread has several: taking one costs time, too
+# Of short iterations, several chunks of a thread have so many grains each: taking one costs time.
+GRAINS_OF_SEVERAL = 16
 
 
 class LoopEmitter:
@@ -245,6 +246,8 @@ class LoopEmitter:
         lo, hi = self.index(loop.lo, scope), self.index(loop.hi, scope)
         if loop.kind in ("parallel", "program") and not self.in_parallel:
             self.parallel(loop, lo, hi, scope)
+        elif loop.kind == "serial" and loop.hi - loop.lo == 1:  # a name for a number
+            self.stmt(loop.body, self.inside(scope, loop.var, lo))
         elif loop.kind == "vector" and widenable(loop):
             VectorLoop(self, loop, scope).emit(lo, hi)
         elif loop.kind == "unrolled" and lo.literal is not None and hi.literal is not None:
@@ -335,7 +338,10 @@ class LoopEmitter:
         """
         b = self.b
         wanted = b.sdiv(b.add(count, b.sub(grain, 1)), b.smax(grain, 1))
-        several = b.sdiv(wanted, b.smax(b.mul(self.threads, GRAINS_OF_SEVERAL), 1))
+        # Iterations that are worth a chunk each may be long ones.
+        enough = b.select(b.icmp("sgt", grain, 1), const("i64", GRAINS_OF_SEVERAL),
+                          const("i64", 1))
+        several = b.sdiv(wanted, b.smax(b.mul(self.threads, enough), 1))
         each = b.smax(b.smin(several, CHUNKS_PER_THREAD), 1)
         shared = b.smin(wanted, b.mul(self.threads, each))
         return b.select(b.icmp("sle", self.threads, 1), const("i64", 1), b.smax(shared, 1))
