@@ -316,8 +316,12 @@ class InferenceSession:
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
             run_options: RunOptions | None = None) -> list[Any]:
         """The outputs, all or those named."""
-        feed = {n: v.numpy() if isinstance(v, OrtValue) else v for n, v in input_feed.items()}
-        return self._session.run(feed, output_names)
+        for value in input_feed.values():
+            if isinstance(value, OrtValue):
+                input_feed = {n: v.numpy() if isinstance(v, OrtValue) else v
+                              for n, v in input_feed.items()}
+                break
+        return self._session.run(input_feed, output_names)
 
     def run_with_ort_values(self, output_names: Sequence[str] | None,
                             input_dict_ort_values: Mapping[str, OrtValue],

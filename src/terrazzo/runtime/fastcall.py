@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -130,18 +130,23 @@ def _numpy_layout_known() -> bool:
     return found == probe.ctypes.data
 
 
-def entry(executable: Any, structure: Any, arrays: Sequence[Any]) -> Callable[..., Any]:
-    """A function from a tuple of arguments like `arrays` to the results."""
+def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int = 0
+          ) -> Callable[..., Any]:
+    """A function from a tuple of arguments like `arrays` to the results.
+
+    It runs on so many threads, or on those of the knob.
+    """
     direct = (getattr(executable, "call_numpy", None) is not None
               and not executable.allocates
               and not any(as_dtype(a.dtype).is_complex for a in arrays))  # may be conjugated views
     if direct and _numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
-        return _direct(executable, structure, arrays, _numpy_ways(executable))
+        return _direct(executable, structure, arrays, _numpy_ways(executable), threads)
     if direct and arrays and all(hasattr(a, "data_ptr") for a in arrays):
-        return _direct(executable, structure, arrays, _torch_ways(executable))
+        return _direct(executable, structure, arrays, _torch_ways(executable), threads)
+    options = {"threads": threads} if threads else {}
 
     def run(args: Sequence[Any]) -> Any:
-        return pack(structure, executable.run(args))
+        return pack(structure, executable.run(args, **options))
 
     return run
 
@@ -197,20 +202,21 @@ def _addresses(tensors: Sequence[Any]) -> tuple[Sequence[Any], list[int]]:
     return tensors, pointers
 
 
-def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
+def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways, threads: int
             ) -> Callable[..., Any]:
     """Everything that layouts and types decide is decided here, once; a call does the rest."""
-    native, handle, empty, slow = ways.native, ways.handle, ways.empty, executable.run
+    native, handle, empty = ways.native, ways.handle, ways.empty
+    slow = partial(executable.run, threads=threads)
     sizes = executable.bind(arrays)
     outputs = [ways.described(dtype, shape) for dtype, shape in executable.output_shapes(sizes)]
     crooked = [i for i, a in enumerate(arrays)
                if executable.strides[i] is None and not is_row_major(a)]
     arena_size = executable.arena_size(sizes)
-    state = [knobs.threads, _threads()]
+    state = [knobs.threads, threads or _threads()]
 
     def run(args: Sequence[Any]) -> Any:
         if knobs.threads != state[0]:
-            state[:] = knobs.threads, _threads()
+            state[:] = knobs.threads, threads or _threads()
         if knobs.profile:
             return pack(structure, slow(args))
         if crooked:
@@ -230,20 +236,21 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
         executable.give_arena(arena)
         return pack(structure, results)
 
-    if structure != 0 or len(outputs) != 1 or crooked or arena_size or sizes:
+    if structure not in (0, [0]) or len(outputs) != 1 or crooked or arena_size or sizes:
         return run
     (described,) = outputs
+    listed = structure == [0]
 
     def run_plain(args: Sequence[Any]) -> Any:
         """The common case, with nothing that it does not need."""
         if knobs.threads != state[0]:
-            state[:] = knobs.threads, _threads()
+            state[:] = knobs.threads, threads or _threads()
         if knobs.profile:
-            return slow(args)[0]
+            return pack(structure, slow(args))
         try:
             out = empty(*described)
         except (MemoryError, RuntimeError, ValueError):
-            return slow(args)[0]  # which says what is too large
+            return pack(structure, slow(args))  # which says what is too large
         if handle is None:
             native(*args, out, 0, state[1])
         else:
@@ -254,6 +261,6 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways
             if 0 in pointers:
                 args, pointers = _addresses(args)
             native(*pointers, out.data_ptr(), 0, state[1])
-        return out
+        return [out] if listed else out
 
     return run_plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -13,6 +13,7 @@ from terrazzo.frontends.onnx.importer import Imported
 from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import Guard
+from terrazzo.runtime import fastcall
 from terrazzo.runtime.artifact import index_data, index_from
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.hosted import copied
@@ -77,6 +78,18 @@ class CompiledModel:
             return results
         table = dict(zip(made, results, strict=True))
         return [table[n] if n not in names[:i] else copied(table[n]) for i, n in enumerate(names)]
+
+
+    def entry(self, values: Mapping[str, Any], names: Sequence[str]
+              ) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """The direct way for inputs like these, in order; None where there is none."""
+        arrays = [values[p.name] for p in self.inputs]
+        if self.profiles is not None or len(set(names)) < len(names) or any(
+                type(a) is not np.ndarray for a in arrays):
+            return None
+        made = [o.name for o in self.outputs]
+        return fastcall.entry(self.executable, [made.index(n) for n in names], arrays,
+                              self.threads)
 
 
 def _size(n: Index) -> Any:

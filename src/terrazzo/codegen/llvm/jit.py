@@ -9,26 +9,25 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
-import re
 import threading
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen import elf
 from terrazzo.codegen.llvm import worker
+from terrazzo.codegen.llvm.compile import (
+    OptLevel,
+    Target,
+    assembly_text,
+    object_code,
+    optimized_text,
+)
 from terrazzo.errors import ArtifactError, CodegenError
-
-if TYPE_CHECKING:
-    import llvmlite.binding as llvm
-
-OptLevel = Literal["none", "quick", "light", "full"]
 
 _log = logging.getLogger("terrazzo")
 _library_numbers = itertools.count()
-_compile_lock = threading.Lock()
 
 
 class Library:
@@ -64,25 +63,22 @@ class Library:
 
 def compile_object(ir_text: str, chip: ChipSpec, opt: OptLevel = "light") -> bytes:
     """Compile one module of LLVM IR for a chip, giving the bytes of a relocatable object file."""
-    code = worker.compiled_elsewhere(ir_text, chip, opt)
-    if code is not None:
-        return code
-    with _compile_lock:
-        module = _optimized_module(ir_text, chip, opt)
-        return bytes(_target_machine(_target_key(chip)).emit_object(module))
+    code = worker.compiled_elsewhere(ir_text, _target_of(chip), opt)
+    return object_code(ir_text, _target_of(chip), opt) if code is None else code
 
 
 def assembly(ir_text: str, chip: ChipSpec, opt: OptLevel = "light") -> str:
     """Compile one module to the chip's assembly text, for people and for golden tests."""
-    with _compile_lock:
-        module = _optimized_module(ir_text, chip, opt)
-        return str(_target_machine(_target_key(chip)).emit_assembly(module))
+    return assembly_text(ir_text, _target_of(chip), opt)
 
 
 def optimized_ir(ir_text: str, chip: ChipSpec, opt: OptLevel = "light") -> str:
     """Give the LLVM IR that code generation starts from, after our optimisation passes."""
-    with _compile_lock:
-        return str(_optimized_module(ir_text, chip, opt))
+    return optimized_text(ir_text, _target_of(chip), opt)
+
+
+def _target_of(chip: ChipSpec) -> Target:
+    return chip.llvm_triple, chip.llvm_cpu, chip.llvm_features
 
 
 def load_object(
@@ -152,115 +148,3 @@ def _lljit() -> Any:
                 # between code and constants always reach; RuntimeDyld does not promise that.
                 _session = llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
     return _session
-
-
-TargetKey = tuple[str, str, str]
-
-
-def _target_key(chip: ChipSpec) -> TargetKey:
-    return chip.llvm_triple, chip.llvm_cpu, chip.llvm_features
-
-
-@lru_cache(maxsize=1)
-def _initialize_all_targets() -> None:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    llvm.initialize_native_asmparser()  # inline assembly aborts the process without it
-
-
-@lru_cache(maxsize=16)
-def _target_machine(key: TargetKey) -> llvm.TargetMachine:
-    import llvmlite.binding as llvm
-
-    _initialize_all_targets()
-    triple, cpu, features = key
-    try:
-        target = llvm.Target.from_triple(triple)
-    except RuntimeError as error:
-        raise CodegenError(f"LLVM has no target for the triple {triple!r}: {error}") from None
-    return target.create_target_machine(
-        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small"
-    )
-
-
-@lru_cache(maxsize=16)
-def _module_header(key: TargetKey) -> str:
-    return f'target datalayout = "{_target_machine(key).target_data}" target triple = "{key[0]}" '
-
-
-def _optimize(module: llvm.ModuleRef, key: TargetKey, opt: OptLevel) -> None:
-    import llvmlite.binding as llvm
-
-    # Running a pipeline uses it up, so it is built anew each time; that takes 0.2 ms.
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = options.slp_vectorization = True
-    builder = llvm.create_pass_builder(_target_machine(key), options)
-    if opt == "full":
-        passes = builder.getModulePassManager()
-    else:
-        # Generated kernels are already vectorised, blocked and free of repeated arithmetic: a few
-        # milliseconds where LLVM's -O1 to -O3 take 20-100, same speed of code. InstCombine takes
-        # what does nothing out of short loops (a softmax of 64 columns is 10 % faster for it) and
-        # is a tenth of the whole compile time. NewGVN must stay out: it ends the process on some
-        # large functions.
-        passes = llvm.create_new_module_pass_manager()
-        passes.add_always_inliner_pass()
-        passes.add_sroa_pass()
-        if opt == "light":
-            passes.add_instruction_combine_pass()
-        passes.add_simplify_cfg_pass()
-    passes.run(module, builder)
-
-
-def _optimized_module(ir_text: str, chip: ChipSpec, opt: OptLevel) -> llvm.ModuleRef:
-    module = _parse(ir_text, _target_key(chip))
-    if opt != "none":
-        _optimize(module, _target_key(chip), opt)
-    return module
-
-
-def _parse(ir_text: str, key: TargetKey) -> llvm.ModuleRef:
-    import llvmlite.binding as llvm
-
-    # The layout goes before the text, on its first line: alignments are filled in while
-    # parsing, and line numbers in LLVM's messages stay those of the text.
-    try:
-        module = llvm.parse_assembly(_module_header(key) + ir_text)
-    except RuntimeError as error:
-        raise CodegenError(_explain_parse_error(str(error), ir_text)) from None
-    try:
-        module.verify()
-    except RuntimeError as error:
-        raise CodegenError(_explain_verifier_error(str(error), ir_text)) from None
-    return module
-
-
-def _explain_parse_error(message: str, ir_text: str) -> str:
-    found = re.search(r":(\d+):(\d+): error: (.*)", message)
-    if not found:
-        return f"LLVM cannot parse the generated IR: {message}"
-    line = int(found.group(1))
-    excerpt = _excerpt(ir_text, line)
-    return f"LLVM cannot parse the generated IR, line {line}: {found.group(3)}\n{excerpt}"
-
-
-def _explain_verifier_error(message: str, ir_text: str) -> str:
-    # The verifier quotes the instruction it dislikes; finding it in the text shows its place.
-    lines = [line.split(";")[0].strip() for line in ir_text.splitlines()]
-    for quoted in (line.strip() for line in message.splitlines()):
-        if quoted and quoted in lines:
-            number = lines.index(quoted) + 1
-            excerpt = _excerpt(ir_text, number)
-            return f"LLVM rejects the generated IR, line {number}: {message}\n{excerpt}"
-    return f"LLVM rejects the generated IR: {message}"
-
-
-def _excerpt(text: str, line: int, around: int = 3) -> str:
-    lines = text.splitlines()
-    first, last = max(1, line - around), min(len(lines), line + around)
-    return "\n".join(
-        f"{'>' if number == line else ' '} {number:5d} | {lines[number - 1]}"
-        for number in range(first, last + 1)
-    )
