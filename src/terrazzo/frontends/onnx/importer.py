@@ -78,6 +78,7 @@ class Importer:
         self.opsets, self.where = opsets, where
         self.values: dict[str, Value] = {}
         self.sizes: dict[str, Sizes] = {}  # integers that are known, some symbolic
+        self.variable: set[Value] = set()  # values found to depend on more than constants
 
     # ------------------------------------------------------------ names
     def define(self, name: str, value: Value) -> None:
@@ -150,7 +151,7 @@ class Importer:
                 if math.prod(n for n in value.shape if isinstance(n, int)) > _MOST_ELEMENTS:
                     raise OutOfMemory(f"{node_text(node)} makes a tensor of shape {value.shape}",
                                       where=self.where or None)
-                self.define(name, folded(value))
+                self.define(name, folded(value, self.variable))
         missing = [o for o in node.output if o and not self.has(o)]
         if missing:
             raise UnsupportedOperator(f"{node_text(node)}: its output {missing[0]!r} is not made")
@@ -224,8 +225,11 @@ def literal(array: np.ndarray) -> Value:
                 (TensorType(array.shape, as_dtype(array.dtype)),)).outputs[0]
 
 
-def folded(value: Value) -> Value:
-    """The value as a constant, if it is small and depends on constants only."""
+def folded(value: Value, variable: set[Value]) -> Value:
+    """The value as a constant, if it is small and depends on constants only.
+
+    `variable` holds values found not to, so that no import looks at a chain more than once.
+    """
     node = value.node
     if node is None or node.op.name == "constant" or node.op.effects:
         return value
@@ -236,23 +240,32 @@ def folded(value: Value) -> Value:
     shape = tuple(n for n in value.shape if isinstance(n, int))
     if math.prod(shape) * value.dtype.itemsize > _FOLD:
         return value
-    graph = Graph("fold", (), (value,))
-    if any(n.op.effects or (not n.inputs and n.op.name == "dimension") for n in graph.nodes):
+    if not _depends_on_constants(value, variable):
+        variable.add(value)
         return value
-    if not _depends_on_constants(graph) or _sizes_in([n.attrs for n in graph.nodes]):
+    graph = Graph("fold", (), (value,))
+    if _sizes_in([n.attrs for n in graph.nodes]):
         return value
     with np.errstate(all="ignore"):
         (array,) = evaluate.run(graph, [])
     return literal(np.asarray(array).astype(value.dtype.np, copy=False).reshape(shape))
 
 
-def _depends_on_constants(graph: Graph) -> bool:
-    for node in graph.nodes:
-        if any(v is not None and v.node is None for v in node.inputs):
+def _depends_on_constants(value: Value, variable: set[Value]) -> bool:
+    seen: set[Node] = set()
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        node = found.node
+        if node is None or found in variable or node.op.effects:
             return False
-        if node.op.name == "constant" and node.types[0].shape and (
-                node.attrs["value"].nbytes > 16 * _FOLD):
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op.name == "dimension" or (node.op.name == "constant" and node.types[0].shape and (
+                node.attrs["value"].nbytes > 16 * _FOLD)):
             return False
+        waiting += [v for v in node.inputs if v is not None]
     return True
 
 
