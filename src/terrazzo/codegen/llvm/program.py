@@ -15,6 +15,8 @@ from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Function
 
 NUMPY_DATA = 16  # where a numpy array object holds the address of its data (PyArrayObject)
+# LLVM's time for a function of branches grows with their square.
+_STEPS_OF_A_PART = 64
 MOST_ARGUMENTS = 12  # of the direct entries; beyond that callers pass an array of slots
 
 
@@ -127,13 +129,29 @@ def module_text(steps: Sequence[Step], slots: int, constants: int, dims: Sequenc
 
 def _write_main(module: Module, chip: ChipSpec, steps: Sequence[Step], slots: int,
                 dims: Sequence[Var]) -> None:
+    """The function that runs all steps, in parts where there are many."""
     params = [("ptr", f"s{i}") for i in range(slots)] + [("i64", f"d{i}") for i in
                                                           range(len(dims))]
-    b = Builder(module, "tz_main", [*params, ("ptr", "arena"), ("i64", "threads"),
-                                    ("ptr", "clock")], linkage="internal",
-                attrs="nounwind noinline")
+    params += [("ptr", "arena"), ("i64", "threads"), ("ptr", "clock")]
+    if len(steps) <= _STEPS_OF_A_PART:
+        _write_part(module, chip, "tz_main", params, steps, slots, dims, 0)
+        return
+    starts = range(0, len(steps), _STEPS_OF_A_PART)
+    for at in starts:
+        _write_part(module, chip, f"tz_part{at}", params, steps[at:at + _STEPS_OF_A_PART], slots,
+                    dims, at)
+    b = Builder(module, "tz_main", params, linkage="internal", attrs="nounwind noinline")
+    for at in starts:
+        b.call("void", f"tz_part{at}", b.params)
+    b.ret()
+
+
+def _write_part(module: Module, chip: ChipSpec, name: str, params: Sequence[tuple[str, str]],
+                steps: Sequence[Step], slots: int, dims: Sequence[Var], first: int) -> None:
+    """A function that runs some steps, of which the first has this number."""
+    b = Builder(module, name, params, linkage="internal", attrs="nounwind noinline")
     *given, arena, threads, clock = b.params
-    emitter = LoopEmitter(module, chip, "tz_main")
+    emitter = LoopEmitter(module, chip, name)
     emitter.b = b
     writer = _Steps(emitter, given[:slots], arena, threads)
     sizes = dict(zip(dims, given[slots:], strict=True))
@@ -146,8 +164,9 @@ def _write_main(module: Module, chip: ChipSpec, steps: Sequence[Step], slots: in
 
         b.if_(timed, write)
 
-    stamp(0)
-    for i, step in enumerate(steps):
+    if first == 0:
+        stamp(0)
+    for i, step in enumerate(steps, first):
         writer.write(step, Scope(sizes, {}))
         stamp(i + 1)
     b.ret()
