@@ -77,12 +77,13 @@ class Lowering:
     chip: ChipSpec
     strides: Strides = ()  # of inputs that are not row major, in elements
     options: Options = field(default_factory=Options.now)
+    is_inlined: bool = False  # whether that was done to the source already
 
     @cached_property
     def _canonical(self) -> tuple[Graph, list[Applied]]:
         log: list[Applied] = []
-        graph, more = canonicalize(inlined(self.source, log, self.options), self.options.level,
-                                   self.options.rules)
+        graph = self.source if self.is_inlined else inlined(self.source, log, self.options)
+        graph, more = canonicalize(graph, self.options.level, self.options.rules)
         return graph, log + more
 
     @property
@@ -358,7 +359,7 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides =
     controlled = needs_host(graph)
     if controlled and not is_native(graph):
         return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options))
-    lowering = Lowering(graph, chip, strides, options)
+    lowering = Lowering(graph, chip, strides, options, is_inlined=True)
     if not controlled:
         _dump(lowering)
     key = key or graph_key(lowering, notes)
