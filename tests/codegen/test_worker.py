@@ -76,3 +76,19 @@ assert "llvmlite.binding" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120,
                    env={**os.environ, "TZ_CACHE_DIR": str(tmp_path)})
+
+
+def test_the_other_process_loads_what_it_needs_alone() -> None:
+    """Starting it takes as long as its imports do, and small models wait for it."""
+    report = worker._PROGRAM.replace("serve()", "prepare()").replace(
+        "import serve", "import prepare") + "print(*sys.modules)"
+    package = str(Path(worker.__file__).parents[2])
+    finished = subprocess.run(
+        [sys.executable, "-S", "-c", report, package], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60)
+    loaded = set(finished.stdout.split())
+    ours = {name for name in loaded if name.startswith("terrazzo.")}
+    assert "llvmlite.binding" in loaded
+    assert ours == {"terrazzo.codegen", "terrazzo.codegen.llvm", "terrazzo.codegen.llvm.compile",
+                    "terrazzo.codegen.llvm.server", "terrazzo.errors"}
+    assert not loaded & {"numpy", "onnx", "torch", "logging", "subprocess"}

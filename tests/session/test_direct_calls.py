@@ -1,0 +1,189 @@
+"""Runs like an earlier one go straight to compiled code, and only those."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from terrazzo.errors import ModelError
+from terrazzo.knobs import knobs
+from terrazzo.runtime.executable import Executable
+from terrazzo.session import Session
+from terrazzo.session import session as module
+
+onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper  # noqa: E402
+
+pytestmark = pytest.mark.onnx
+
+
+def session_of(shape: Any = (2, 3), **options: Any) -> Session:
+    """y = exp(a) + b, z = a - b."""
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "abyz"]
+    nodes = [helper.make_node("Exp", ["a"], ["e"]), helper.make_node("Add", ["e", "b"], ["y"]),
+             helper.make_node("Sub", ["a", "b"], ["z"])]
+    return Session(helper.make_model(
+        helper.make_graph(nodes, "g", infos[:2], infos[2:]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8), **options)
+
+
+def feeds_of(rng: np.random.Generator, *shape: int) -> dict[str, np.ndarray]:
+    return {n: rng.normal(size=shape or (2, 3)).astype(np.float32) for n in "ab"}
+
+
+def check(session: Session, feeds: dict[str, Any]) -> None:
+    y, z = session.run(feeds)
+    a, b = (np.asarray(feeds[n], np.float32) for n in "ab")
+    # Of a sum that cancels, what is left is the rounding of its terms.
+    np.testing.assert_allclose(y, np.exp(a) + b, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(z, a - b)
+
+
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the runs that go the general way."""
+    runs: list[int] = []
+    original = Executable.run
+
+    def run(self: Executable, *args: Any, **kwargs: Any) -> Any:
+        runs.append(1)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Executable, "run", run)
+    return runs
+
+
+@pytest.mark.parametrize("shape", [(2, 3), ("n", 3), ("n", "m")])
+def test_the_second_run_is_direct(shape: Any, rng: np.random.Generator, slowly: list[int]) -> None:
+    session = session_of(shape)
+    for _ in range(3):
+        check(session, feeds_of(rng))
+    assert len(slowly) == 1
+    if shape != (2, 3):
+        check(session, feeds_of(rng, 5, 3))
+        check(session, feeds_of(rng, 5, 3))
+        assert len(slowly) == 2
+
+
+def test_a_direct_run_is_a_dozen_calls(rng: np.random.Generator) -> None:
+    """What a run costs beside arithmetic, counted so that no clock decides."""
+    import terrazzo.ort as ort
+
+    session = ort.InferenceSession(session_of().model.proto.SerializeToString())
+    feeds = feeds_of(rng)
+    session.run(None, feeds)
+    calls: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        session.run(None, feeds)
+    finally:
+        sys.setprofile(None)
+    assert 3 <= len(calls) <= 30, calls
+
+
+def test_layouts_of_every_kind(rng: np.random.Generator) -> None:
+    session = session_of()
+    wide = rng.normal(size=(4, 6)).astype(np.float32)
+    views: list[Callable[[np.ndarray], np.ndarray]] = [
+        lambda w: w[:2, :3].copy(), lambda w: w[::2, ::2], lambda w: w[:3, :2].T,
+        lambda w: w[1::-1, 2::-1], lambda w: np.broadcast_to(w[0, :3], (2, 3)),
+        lambda w: w[1:3, 2:5]]
+    for _ in range(2):
+        for left in views:
+            for right in views:
+                check(session, {"a": left(wide), "b": right(wide)})
+    frozen = wide[:2, :3].copy()
+    frozen.flags.writeable = False
+    check(session, {"a": frozen, "b": frozen})
+
+
+def test_what_does_not_fit_is_refused_after_a_direct_run_too(rng: np.random.Generator) -> None:
+    session = session_of()
+    feeds = feeds_of(rng)
+    check(session, feeds)
+    check(session, feeds)
+    wrong = [{"a": feeds["a"]}, {**feeds, "c": feeds["a"]}, {"a": feeds["a"], "c": feeds["b"]},
+             {**feeds, "a": feeds["a"].astype(np.float64)}, {**feeds, "a": feeds["a"][:1]},
+             {**feeds, "b": feeds["b"].reshape(3, 2)}, {**feeds, "a": None}]
+    for case in wrong:
+        with pytest.raises(ModelError):
+            session.run(case)
+    with pytest.raises(ModelError, match="no output"):
+        session.run(feeds, ["nothing"])
+    check(session, {n: a.tolist() for n, a in feeds.items()})
+
+
+def test_outputs_by_name(rng: np.random.Generator) -> None:
+    session, feeds = session_of(), feeds_of(rng)
+    y, z = session.run(feeds)
+    for _ in range(2):
+        for names in (["z"], ["y"], ["z", "y"], ["y", "y"], [], None):
+            for name, got in zip(names or "yz", session.run(feeds, names), strict=True):
+                np.testing.assert_array_equal(got, {"y": y, "z": z}[name])
+
+
+def test_a_session_that_records_always_does(rng: np.random.Generator) -> None:
+    session = session_of(profile=True)
+    for _ in range(3):
+        check(session, feeds_of(rng))
+    assert session.profiles is not None and len(session.profiles) == 3
+
+
+def test_threads_of_a_session_and_of_the_knob(rng: np.random.Generator) -> None:
+    feeds = feeds_of(rng)
+    for session in (session_of(threads=2), session_of(threads=0)):
+        for threads in (1, 2, 1):
+            with knobs.override(threads=threads):
+                check(session, feeds)
+                check(session, feeds)
+
+
+def test_runs_side_by_side(rng: np.random.Generator) -> None:
+    session = session_of(("n", 3))
+    problems: list[BaseException] = []
+
+    def work(rows: int) -> None:
+        try:
+            own = np.random.default_rng(rows)
+            for _ in range(100):
+                check(session, feeds_of(own, rows, 3))
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(rows,)) for rows in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+
+
+def test_what_is_remembered_has_an_end(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+                                       ) -> None:
+    monkeypatch.setattr(module, "_MOST_ENTRIES", 5)
+    session = session_of(("n", 3))
+    for rows in range(1, 20):
+        check(session, feeds_of(rng, rows, 3))
+    assert 0 < len(session._entries) <= 5
+
+
+def test_a_model_without_inputs() -> None:
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (2,)) for n in "yz"]
+    values = [helper.make_tensor("v", TensorProto.FLOAT, (2,), v) for v in ([1, 2], [3, 4])]
+    nodes = [helper.make_node("Constant", [], [n], value=v) for n, v in zip("yz", values)]
+    session = Session(helper.make_model(
+        helper.make_graph(nodes, "g", [], infos),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run({}), [[1, 2], [3, 4]])
+        np.testing.assert_array_equal(session.run({}, ["z"]), [[3, 4]])
