@@ -30,6 +30,7 @@ from terrazzo.index import (
     interpret,
     maximum,
     minimum,
+    proofs,
     proves_eq,
     proves_le,
     proves_lt,
@@ -274,6 +275,21 @@ def test_what_is_proved_is_true(a: str, b: str, points: list[dict[str, int]]) ->
         assert left < right or not less
         assert left <= right or not least
         assert left == right or not equal
+
+
+@settings(max_examples=300, deadline=None)
+@given(sources)
+def test_what_an_example_refutes_cannot_be_proved(source: str) -> None:
+    """Looking for an example first saves the search for a proof, and changes no answer."""
+    e = build(source)
+    assert not (proofs._refuted(e) and proofs._nonnegative(e, proofs._PROOF_DEPTH))
+
+
+def test_examples_keep_to_bounds() -> None:
+    assert proofs._refuted(n - m - 1) and proofs._refuted(column - n) and proofs._refuted(i - 1023 + j)
+    assert not proofs._refuted(n - column - 1), "a counter stays below its dimension"
+    assert not proofs._refuted((x // maximum(n, 1)) * 5 + y)
+    assert not proofs._refuted(x - (x // n) * n), "a divisor is positive"
 
 
 @settings(max_examples=200, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -13,6 +14,7 @@ from terrazzo.index.nodes import (
     Max,
     Min,
     Mod,
+    Sum,
     Var,
     bounds,
     canonical,
@@ -26,21 +28,77 @@ _PROOF_DEPTH = 3
 # Sums of more terms than this (addresses with symbolic strides) are tried one bound deep only: the
 # number of chains grows with a power of the number of terms.
 _LARGE_SUM = 8
+# Sums of so many terms are first tried on examples, with sizes so far above their least.
+_SMALL_SUM, _SIZES = 2, (1, 7, 1000)
 
 
 def proves_le(a: Index, b: Index) -> bool:
     """Whether `a <= b` holds for every value of the variables; False also means "unknown"."""
-    return _nonnegative(b - a, _PROOF_DEPTH)
+    return _holds(b - a)
 
 
 def proves_lt(a: Index, b: Index) -> bool:
     """Whether `a < b` holds for every value of the variables; False also means "unknown"."""
-    return _nonnegative(b - a - 1, _PROOF_DEPTH)
+    return _holds(b - a - 1)
 
 
 def proves_eq(a: Index, b: Index) -> bool:
     """Whether `a == b` holds for every value of the variables; False also means "unknown"."""
     return a == b or (proves_le(a, b) and proves_le(b, a))
+
+
+@lru_cache(MEMO_SIZE)
+def _holds(e: Index) -> bool:
+    """Whether `0 <= e` can be proved; where an example shows the contrary, nobody need try."""
+    if isinstance(e, Sum) and len(e.terms) > _SMALL_SUM and bounds(e)[0] is None and _refuted(e):
+        return False
+    return _nonnegative(e, _PROOF_DEPTH)
+
+
+def _refuted(e: Index) -> bool:
+    """Whether some values of the variables, each within its bounds, make an expression negative."""
+    for size in _SIZES:
+        for at_end in (True, False):
+            try:
+                if _example(e, size, at_end, {}) < 0:
+                    return True
+            except _NoExample:
+                continue
+    return False
+
+
+class _NoExample(Exception):
+    """No value is left for a variable, or a divisor is not positive."""
+
+
+def _example(e: Index, size: int, at_end: bool, known: dict[Index, int]) -> int:
+    """The value of an expression for sizes so far above their least, counters at either end."""
+    if not isinstance(e, IndexExpr):
+        return int(e)
+    value = known.get(e)
+    if value is not None:
+        return value
+
+    def part(x: Index) -> int:
+        return _example(x, size, at_end, known)
+
+    if isinstance(e, Var):
+        low = -size if e.lo is None else e.lo
+        high = low + size if e.hi is None else part(e.hi)
+        if high < low:
+            raise _NoExample
+        value = high if at_end or e.hi is None else low
+    elif isinstance(e, (FloorDiv, Mod)):
+        num, den = part(e.num), part(e.den)
+        if den <= 0:
+            raise _NoExample
+        value = num // den if isinstance(e, FloorDiv) else num % den
+    elif isinstance(e, (Min, Max)):
+        value = (min if isinstance(e, Min) else max)(map(part, e.args))
+    else:
+        value = sum(factor * math.prod(map(part, monomial)) for monomial, factor in items(e))
+    known[e] = value
+    return value
 
 
 @lru_cache(MEMO_SIZE)
