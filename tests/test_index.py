@@ -286,7 +286,8 @@ def test_what_an_example_refutes_cannot_be_proved(source: str) -> None:
 
 
 def test_examples_keep_to_bounds() -> None:
-    assert proofs._refuted(n - m - 1) and proofs._refuted(column - n) and proofs._refuted(i - 1023 + j)
+    assert proofs._refuted(n - m - 1) and proofs._refuted(column - n)
+    assert proofs._refuted(i - 1023 + j)
     assert not proofs._refuted(n - column - 1), "a counter stays below its dimension"
     assert not proofs._refuted((x // maximum(n, 1)) * 5 + y)
     assert not proofs._refuted(x - (x // n) * n), "a divisor is positive"
