@@ -216,9 +216,11 @@ def test_a_thread_compiles_under_its_own_overrides() -> None:
 def test_now_is_a_value_that_stays() -> None:
     knobs = Knobs({})
     before = knobs.now
-    assert knobs.now is before
+    assert knobs.now is before is knobs.undisturbed
     with knobs.override(opt_level="none"):
+        assert knobs.undisturbed is None
         assert knobs.now is knobs.now is not before
         assert (before.opt_level, knobs.now.opt_level) == ("all", "none")
         knobs.renew()
     assert knobs.now == before and knobs.now is not before
+    assert knobs.undisturbed is knobs.now

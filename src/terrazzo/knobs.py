@@ -270,6 +270,7 @@ class Knobs(Settings):
     _settled: dict[str, Any]  # the values outside every `with`
     _overrides: list[dict[str, Any]]  # of the `with`s now open, oldest first
     _base: Settings  # what threads without a `with` of their own see
+    undisturbed: Settings | None  # `now` of every thread while no `with` is open: a plain attribute
     _own: ContextVar[_Own | None]
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -309,7 +310,9 @@ class Knobs(Settings):
         values = dict(self._settled)
         for override in self._overrides:
             values.update(override)
-        self.__dict__.update({k: values[k] for k in _READ_AT_RUNS}, _base=_settings(values))
+        base = _settings(values)
+        self.__dict__.update({k: values[k] for k in _READ_AT_RUNS}, _base=base,
+                             undisturbed=None if self._overrides else base)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Change a setting for good; an open `override` of it stays in force until it ends."""
