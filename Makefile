@@ -98,10 +98,11 @@ bench: $(TESTABLE) ## time the operators against numpy and PyTorch
 bench-models: $(EXPORTING) ## time five ONNX models against onnxruntime and OpenVINO
 	@$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
 
-# torchvision alone, without the torch it asks for: its models are Python, and that is all they need.
+# torchvision without the torch it asks for: its models are Python, and that is all they need. In a
+# folder of its own, as transformers uses any torchvision it finds.
 bench-wild: $(EXPORTING) ## a hundred models of timm, torchvision and transformers beside onnxruntime
-	@$(PIP) --no-deps timm torchvision pillow
-	@$(BIN)/python benchmarks/wild.py $(BENCH_ARGS)
+	@$(PIP) --no-deps --upgrade --target $(VENV)/wild timm torchvision pillow
+	@PYTHONPATH=$(VENV)/wild $(BIN)/python benchmarks/wild.py $(BENCH_ARGS)
 
 ulp: $(TESTABLE) ## measure the accuracy of the elementary functions
 	@$(BIN)/python benchmarks/ulp.py
