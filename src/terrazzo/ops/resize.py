@@ -1,8 +1,9 @@
 """Resizing by interpolation, in all the ways that ONNX's Resize can say.
 
 Interpolation works on one axis after the other: every element of the result is a weighted sum of a
-few elements ("taps") along the axis. Sizes are known when a graph is made, so taps and weights are
-computed here in float64 and become constants; a graph holds takes, products and sums.
+few elements ("taps") along the axis. Where sizes are known when a graph is made, taps and weights
+are computed here in float64 and become constants; a graph holds takes, products and sums. Where
+they are symbolic, the graph computes them too.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add as operator_add
 from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import float64
+from terrazzo.dtypes import float64, int64
 from terrazzo.errors import ArgumentError, ShapeError, user_location
-from terrazzo.graph.ir import Value, constant
-from terrazzo.index import Index
-from terrazzo.index.guards import known
+from terrazzo.graph.ir import Value, as_value, constant
+from terrazzo.index import Index, IndexExpr
+from terrazzo.index.guards import granted, known
 from terrazzo.ops.arrange import repeat
+from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
-from terrazzo.ops.elementwise import maximum, minimum, where
+from terrazzo.ops.elementwise import ceil, equal, logical_and, maximum, minimum, where
 from terrazzo.ops.elementwise import round as round_even
 from terrazzo.ops.indexing import take_at
 from terrazzo.ops.reduce import in_type, sum_, widened
-from terrazzo.ops.shape import span
+from terrazzo.ops.shape import reshape, span
 from terrazzo.shapes import dims_text, normalize_axis
 
 SPELLED_OUT = 8  # taps that are added one by one; more are a reduction
@@ -34,34 +38,44 @@ SPELLED_OUT = 8  # taps that are added one by one; more are a reduction
 # ---------------------------------------------------------------- coordinates
 @dataclass(frozen=True)
 class _Axis:
-    """One axis to resize: sizes before and after, their ratio as it was given, and the region."""
+    """One axis to resize: sizes before and after, their ratio as it was given, and the region.
 
-    size: int
-    result: int
-    scale: float
+    All are numbers, or values of a graph where sizes are symbolic.
+    """
+
+    size: Any
+    result: Any
+    scale: Any
     roi: tuple[float, float] = (0.0, 1.0)
 
     @property
-    def ideal(self) -> float:
+    def ideal(self) -> Any:
         """The size the result would have if sizes were not whole."""
         return self.scale * self.size
 
 
-def _half_pixel(axis: _Axis, y: np.ndarray) -> np.ndarray:
+def _if_one(n: Any, then: Any, otherwise: Any) -> Any:
+    """What to take by whether a size is 1."""
+    return where(equal(n, 1.0), then, otherwise) if isinstance(n, Value) else (
+        then if n == 1 else otherwise)
+
+
+def _half_pixel(axis: _Axis, y: Any) -> Any:
     return (y + 0.5) / axis.scale - 0.5
 
 
-def _half_pixel_symmetric(axis: _Axis, y: np.ndarray) -> np.ndarray:
+def _half_pixel_symmetric(axis: _Axis, y: Any) -> Any:
     """The middle of the input is the middle of the result."""
     return axis.size / 2 * (1 - axis.result / axis.ideal) + (y + 0.5) / axis.scale - 0.5
 
 
-def _pytorch_half_pixel(axis: _Axis, y: np.ndarray) -> np.ndarray:
-    return _half_pixel(axis, y) if axis.ideal != 1 else np.full(len(y), -0.5)
+def _pytorch_half_pixel(axis: _Axis, y: Any) -> Any:
+    return _if_one(axis.ideal, y * 0 - 0.5, _half_pixel(axis, y))
 
 
-def _align_corners(axis: _Axis, y: np.ndarray) -> np.ndarray:
-    return y * (axis.size - 1) / (axis.ideal - 1) if axis.ideal != 1 else np.zeros(len(y))
+def _align_corners(axis: _Axis, y: Any) -> Any:
+    steps = _if_one(axis.ideal, 1.0, axis.ideal - 1)
+    return _if_one(axis.ideal, y * 0, y * (axis.size - 1) / steps)
 
 
 def _crop(axis: _Axis, y: np.ndarray) -> np.ndarray:
@@ -71,7 +85,7 @@ def _crop(axis: _Axis, y: np.ndarray) -> np.ndarray:
 
 
 # Each in the order of arithmetic that ONNX writes, as a place that falls on an element must do so.
-_COORDINATES: dict[str, Callable[[_Axis, np.ndarray], np.ndarray]] = {
+_COORDINATES: dict[str, Callable[[_Axis, Any], Any]] = {
     "half_pixel": _half_pixel,
     "half_pixel_symmetric": _half_pixel_symmetric,
     "pytorch_half_pixel": _pytorch_half_pixel,
@@ -84,10 +98,10 @@ _COORDINATES: dict[str, Callable[[_Axis, np.ndarray], np.ndarray]] = {
 # ---------------------------------------------------------------- weights
 # A weight rule gets how far right of its left neighbour each place lies, in (0, 1], and answers
 # with weights of the neighbours: as many to the left as to the right.
-_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+_NEAREST: dict[str, Callable[[Any], Any]] = {
     "round_prefer_floor": lambda ratio: ratio > 0.5,
     "round_prefer_ceil": lambda ratio: ratio >= 0.5,
-    "floor": lambda ratio: ratio == 1,
+    "floor": lambda ratio: ratio >= 1,
     "ceil": lambda ratio: ratio > 0,
 }
 
@@ -146,6 +160,60 @@ def _taps(axis: _Axis, *, mode: str, coordinate_transformation_mode: str, neares
     return np.clip(indices, 0, axis.size - 1), weights, outside
 
 
+# ---------------------------------------------------------------- symbolic sizes
+def _symbolic_axis(x: Value, d: int, count: Index, scale: float | None, *, mode: str,
+                   coordinate_transformation_mode: str, nearest_mode: str, cubic_coeff_a: float,
+                   exclude_outside: bool) -> Value:
+    """One axis resized by taps that the graph computes, in float64 as above."""
+    size = x.shape[d]
+    before, after = (in_type(as_value(n), float64) for n in (size, count))
+    axis = _Axis(before, after, after / before if scale is None else scale)
+    places = _COORDINATES[coordinate_transformation_mode](
+        axis, in_type(arange(start=count), float64))
+    left = ceil(places) - 1.0
+    ratio = places - left
+
+    def taken(offset: Any) -> Value:
+        place = minimum(maximum(left + offset, 0.0), before - 1.0)
+        return take_at(x, in_type(place, int64), axes=(d,))
+
+    if mode == "nearest":
+        return taken(where(_NEAREST[nearest_mode](ratio), 1.0, 0.0))
+    if mode == "linear":
+        weights = {0: 1.0 - ratio, 1: ratio}
+    else:
+        weights = {offset: _keys_at(offset, ratio, cubic_coeff_a) for offset in (-1, 0, 1, 2)}
+    if exclude_outside:
+        inside = {o: logical_and(left + float(o) >= 0.0, left + float(o) < before)
+                  for o in weights}
+        weights = {o: where(inside[o], w, 0.0) for o, w in weights.items()}
+        total = reduce(operator_add, weights.values())
+        weights = {o: w / where(equal(total, 0.0), 1.0, total) for o, w in weights.items()}
+    wide = tuple(-1 if a == d else 1 for a in range(x.ndim))
+    terms = [taken(float(o)) * in_type(reshape(w, shape=wide), x.dtype)
+             for o, w in weights.items()]
+    return reduce(operator_add, terms)
+
+
+def _keys_at(offset: int, ratio: Value, a: float) -> Value:
+    """The weight of a neighbour by the kernel of Keys."""
+    x = ratio - float(offset) if offset <= 0 else float(offset) - ratio
+    if offset in (0, 1):
+        return ((a + 2) * x - (a + 3)) * x * x + 1.0
+    return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+
+def _unknown_size(shape: Sequence[Index], axis: int) -> ShapeError:
+    return ShapeError(f"resize needs to know axis {axis} of {dims_text(shape)}",
+                      where=user_location(), hint="leave it out of the axes")
+
+
+def _scaled_size(n: Index, scale: float) -> Index | None:
+    """A symbolic size times a scale; None for scales that are not exact in binary."""
+    numerator, denominator = float(scale).as_integer_ratio()
+    return n * numerator // denominator if denominator <= 1 << 10 else None
+
+
 # ---------------------------------------------------------------- one axis of a tensor
 def _along(array: np.ndarray, rank: int, axis: int) -> np.ndarray:
     return array.reshape(tuple(-1 if d == axis else 1 for d in range(rank)))
@@ -184,11 +252,13 @@ def _interpolate(x: Value, axis: int, indices: np.ndarray, weights: np.ndarray) 
 
 
 # ---------------------------------------------------------------- operators
-def resized(shape: Sequence[Index], *, sizes: Sequence[int] | None = None,
+def resized(shape: Sequence[Index], *, sizes: Sequence[Index] | None = None,
             scales: Sequence[float] | None = None, axes: Sequence[int] | None = None,
             keep_aspect_ratio_policy: str = "stretch"
-            ) -> tuple[tuple[Index, ...], tuple[float, ...]]:
+            ) -> tuple[tuple[Index, ...], tuple[float | None, ...]]:
     """The sizes and scales of all axes that ONNX's Resize means by some of sizes or scales.
+
+    A scale is None where it is the ratio of sizes of which one is symbolic.
 
     A policy of "not_larger" or "not_smaller" takes one scale for all axes, the smallest or the
     largest that the sizes ask for.
@@ -200,16 +270,22 @@ def resized(shape: Sequence[Index], *, sizes: Sequence[int] | None = None,
         raise ArgumentError(f"resize of {len(chosen)} axes needs as many sizes or scales (one of "
                             f"the two), not sizes={sizes} and scales={scales}",
                             where=user_location())
-    new, factors = list(shape), [1.0] * rank
+    new: list[Index] = list(shape)
+    factors: list[float | None] = [1.0] * rank
+    value: Any
     for a, value in zip(chosen, given):
         n = shape[a]
-        if not isinstance(n, int):
+        if isinstance(n, IndexExpr) or isinstance(value, IndexExpr):
             if value == (n if sizes is not None else 1):
                 continue
-            n = known(n)
-        if not isinstance(n, int):
-            raise ShapeError(f"resize needs to know axis {a} of {dims_text(shape)}",
-                             where=user_location(), hint="leave it out of the axes")
+            size = value if sizes is not None else _scaled_size(n, value)
+            if size is not None and keep_aspect_ratio_policy == "stretch":
+                new[a] = size
+                factors[a] = None if sizes is not None else float(value)
+                continue
+            n, value = known(n), known(value) if sizes is not None else value
+            if isinstance(n, IndexExpr) or isinstance(value, IndexExpr):
+                raise _unknown_size(shape, a)
         factors[a] = value / max(n, 1) if sizes is not None else float(value)
         new[a] = int(value) if sizes is not None else int(n * float(value))
     if sizes is not None and keep_aspect_ratio_policy != "stretch":
@@ -217,9 +293,9 @@ def resized(shape: Sequence[Index], *, sizes: Sequence[int] | None = None,
         if pick is None:
             raise ArgumentError(f"resize has no policy {keep_aspect_ratio_policy!r}",
                                 where=user_location(), hint="use stretch, not_larger, not_smaller")
-        scale = pick(factors[a] for a in chosen)
+        scale: float = pick(factors[a] or 0.0 for a in chosen)
         for a in chosen:
-            n = shape[a]
+            n = known(shape[a])
             assert isinstance(n, int)
             factors[a], new[a] = scale, int(scale * n + 0.5)
     return tuple(new), tuple(factors)
@@ -258,14 +334,26 @@ def resize(x: Any, *, sizes: Any = None, scales: Any = None, axes: Any = None,
     crops = coordinate_transformation_mode == "tf_crop_and_resize"
     for d in range(rank):
         n, count = x.shape[d], new[d]
-        if not isinstance(n, int) or not isinstance(count, int) or (
-                factors[d] == 1 and n == count and (not crops or regions[d] == (0.0, 1.0))):
+        if n == count and factors[d] in (1, None) and (not crops or regions[d] == (0.0, 1.0)):
             continue
+        scale = factors[d]
+        if isinstance(n, IndexExpr) or isinstance(count, IndexExpr):
+            # How many taps there are hangs on the scale where sizes shrink.
+            if not crops and not (antialias and not granted("<=", n, count)):
+                y = _symbolic_axis(y, d, count, scale, mode=mode,
+                                   coordinate_transformation_mode=coordinate_transformation_mode,
+                                   nearest_mode=nearest_mode, cubic_coeff_a=cubic_coeff_a,
+                                   exclude_outside=exclude_outside)
+                continue
+            n, count = known(n), known(count)
+            if isinstance(n, IndexExpr) or isinstance(count, IndexExpr):
+                raise _unknown_size(x.shape, d)
+        scale = count / max(n, 1) if scale is None else scale
         if n == 0 or count < 0:
             raise ShapeError(f"cannot resize axis {d} of {dims_text(x.shape)} to {count}",
                              where=user_location())
         indices, weights, outside = _taps(
-            _Axis(n, count, factors[d], regions[d]), mode=mode,
+            _Axis(n, count, scale, regions[d]), mode=mode,
             coordinate_transformation_mode=coordinate_transformation_mode,
             nearest_mode=nearest_mode, cubic_coeff_a=cubic_coeff_a,
             exclude_outside=exclude_outside, antialias=antialias)

@@ -3,7 +3,8 @@
 A complex tensor is a real one whose last axis holds real and imaginary parts. A short transform is
 one matrix product with known numbers; a long one is split into two shorter ones (Cooley and Tukey),
 or, when its length is a large prime, into a convolution of a handier length (Bluestein). So nearly
-all arithmetic happens in matrix products.
+all arithmetic happens in matrix products. One of symbolic length is a product with a matrix that
+the graph computes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import DType, as_dtype
+from terrazzo.dtypes import DType, as_dtype, float64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
-from terrazzo.graph.ir import Value, constant
-from terrazzo.index.guards import ask, known
+from terrazzo.graph.ir import Value, as_value, constant
+from terrazzo.index import Index, IndexExpr
+from terrazzo.index.guards import ask, granted, known
 from terrazzo.ops.arrange import flip, moveaxis, pad, sliding_window
 from terrazzo.ops.contract import batch_matmul
+from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
+from terrazzo.ops.elementwise import cos, sin
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, permute_dims, reshape, span, stack
 from terrazzo.shapes import dims_text, normalize_axis, num_elements
@@ -62,11 +66,25 @@ def _times(x: Any, factors: np.ndarray) -> Any:
 def _transform(x: Any, sign: int) -> Any:
     """The sum of x[j] * exp(sign * 2 pi i j k / n) over j, for complex x of shape [..., n, 2]."""
     n = x.shape[-2]
+    if isinstance(n, IndexExpr):
+        return _transform_symbolic(x, sign)
     if n <= _DIRECT:
         flat = reshape(x, shape=(*x.shape[:-2], 2 * n))
         return reshape(_product(flat, _as_real(_matrix(n, sign))), shape=x.shape)
     rows = _divisor(n)
     return _bluestein(x, sign) if rows == 1 else _split(x, sign, rows)
+
+
+def _transform_symbolic(x: Any, sign: int) -> Any:
+    *outer, n, _ = x.shape
+    turns = reshape(arange(start=n), shape=(n, 1)) * arange(start=n) % as_value(n)
+    angles = in_type(turns, float64) * (sign * 2 * math.pi / in_type(as_value(n), float64))
+    real, imaginary = (in_type(f(angles), x.dtype) for f in (cos, sin))
+    rows = num_elements(outer)
+    re, im = (reshape(span(x, -1, k, k + 1), shape=(rows, n)) for k in (0, 1))
+    parts = (batch_matmul(re, real) - batch_matmul(im, imaginary),
+             batch_matmul(re, imaginary) + batch_matmul(im, real))
+    return reshape(stack(*parts, axis=-1), shape=x.shape)
 
 
 def _divisor(n: int) -> int:
@@ -102,10 +120,10 @@ def _bluestein(x: Any, sign: int) -> Any:
     return _times(span(_transform(spectrum, 1), -2, 0, n), chirp)
 
 
-def _forward_real(x: Any, count: int) -> Any:
+def _forward_real(x: Any, count: Index) -> Any:
     """The first `count` numbers of the transform of real x [..., n]."""
     n = x.shape[-1]
-    if n <= _DIRECT:
+    if isinstance(count, int) and n <= _DIRECT:
         matrix = _matrix(n, -1)[:, :count]
         both = np.stack([matrix.real, matrix.imag], -1).reshape(n, 2 * count)
         return reshape(_product(x, both), shape=(*x.shape[:-1], count, 2))
@@ -156,7 +174,7 @@ def _resized(x: Any, n: int) -> Any:
 
 
 @operator(family="signal")
-def dft(x: Any, *, axis: int = -2, length: int | None = None, inverse: bool = False,
+def dft(x: Any, *, axis: int = -2, length: Index | None = None, inverse: bool = False,
         onesided: bool = False) -> Any:
     """the discrete Fourier transform along an axis; the last axis holds one or two parts
 
@@ -168,30 +186,38 @@ def dft(x: Any, *, axis: int = -2, length: int | None = None, inverse: bool = Fa
     if axis == x.ndim - 1:
         raise ArgumentError("the last axis holds real and imaginary parts; dft goes along another",
                             where=user_location())
-    have = _known_length(x, axis, "dft")
-    n = length if length is not None else 2 * (have - 1) if inverse and onesided else have
-    if n < 1:
+    n: Index
+    if (inverse and onesided) or not (length is None or granted("==", length, x.shape[axis])) or (
+            not granted("<=", x.shape[axis], _DIRECT)):  # a long one is split by its divisors
+        have = _known_length(x, axis, "dft")
+        n = length if length is not None else 2 * (have - 1) if inverse and onesided else have
+    else:
+        n = x.shape[axis]
+    if not granted("<=", 1, n) and ask("<=", 1, n) is False:
         raise ArgumentError(f"the length of a dft is at least 1, not {n}", where=user_location())
     narrow: DType = x.dtype
     lines = moveaxis(in_type(x, narrow.compute), source=axis, destination=-2)
-    lines = _resized(lines, n // 2 + 1 if inverse and onesided else n)
+    if isinstance(n, int):
+        lines = _resized(lines, n // 2 + 1 if inverse and onesided else n)
     result = _along_lines(lines, n, inverse, onesided)
     result = moveaxis(result, source=-2, destination=axis)
     return in_type(result, narrow)
 
 
-def _along_lines(x: Any, n: int, inverse: bool, onesided: bool) -> Any:
+def _along_lines(x: Any, n: Index, inverse: bool, onesided: bool) -> Any:
     """The transform of x [..., n, 1 or 2] along its last axis but one."""
     if x.shape[-1] == 1 and not inverse:
         return _forward_real(reshape(x, shape=x.shape[:-1]), n // 2 + 1 if onesided else n)
     if x.shape[-1] == 1:
         x = pad(x, pad_width=((0, 0),) * (x.ndim - 1) + ((0, 1),))
     if inverse and onesided:
+        assert isinstance(n, int)
         made = _inverse_real(x, n)
         return reshape(made, shape=(*made.shape, 1))
     result = _transform(x, 1 if inverse else -1)
     if inverse:
-        return result * (1.0 / n)
+        return result / in_type(as_value(n), x.dtype) if isinstance(n, IndexExpr) else (
+            result * (1.0 / n))
     return span(result, -2, 0, n // 2 + 1) if onesided else result
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models import model, node
 from one_node import check, run
+from symbolic import check_symbolic
 
 pytestmark = pytest.mark.onnx
 EMPTY = np.zeros(0, np.float32)
@@ -102,3 +104,45 @@ def test_scales_are_float32(rng: np.random.Generator) -> None:
     assert y.shape == (1, 1, 13, 29)
     (y,) = run("Upsample", [x, scales], opset=9, mode="nearest")
     assert y.shape == (1, 1, 13, 29)
+
+
+# ---------------------------------------------------------------- symbolic sizes
+_SIZES = [{"n": n, "h": h, "w": w} for n, h, w in [(2, 5, 8), (1, 3, 3), (1, 8, 5), (1, 1, 4)]]
+
+
+@pytest.mark.parametrize("where", ["half_pixel", "pytorch_half_pixel", "align_corners",
+                                   "asymmetric", "half_pixel_symmetric"])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_to_and_from_symbolic_sizes(mode: str, where: str) -> None:
+    """x gets the sizes of y, of which one is a number, and those of x another."""
+    nodes = [node("Shape", "y", "shape"),
+             node("Resize", "x _ _ shape", "z", mode=mode, coordinate_transformation_mode=where)]
+    proto = model(nodes, {"x": ("n", 2, "h", 6), "y": ("n", 2, 7, "w")}, ["z"])
+    result = check_symbolic(proto, {"x": ("n", 2, "h", 6), "y": ("n", 2, 7, "w")}, {}, _SIZES,
+                            rtol=1e-4)
+    assert not result.guards
+
+
+@pytest.mark.parametrize("nearest", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("scale", [2.0, 0.5, 1.5])
+def test_symbolic_sizes_by_scales(nearest: str, scale: float) -> None:
+    proto = model([node("Resize", "x _ scales", "y", nearest_mode=nearest)], {"x": ("n", "h")},
+                  ["y"], {"scales": np.array([1, scale], np.float32)})
+    check_symbolic(proto, {"x": ("n", "h")}, {}, [s for s in _SIZES if s["h"] * scale >= 1])
+
+
+@pytest.mark.parametrize("attributes", [{"exclude_outside": 1}, {"antialias": 1}], ids=str)
+def test_options_with_symbolic_sizes(attributes: dict[str, Any]) -> None:
+    nodes = [node("Shape", "y", "shape"),
+             node("Resize", "x _ _ shape", "z", mode="cubic", **attributes)]
+    shapes = {"x": ("n", "h"), "y": ("n", "w")}
+    proto = model(nodes, shapes, ["z"])
+    larger = [s for s in _SIZES if s["w"] >= s["h"]]
+    check_symbolic(proto, shapes, {}, larger, rtol=1e-4)
+
+
+def test_a_scale_that_is_not_exact_needs_sizes() -> None:
+    proto = model([node("Resize", "x _ scales", "y")], {"x": ("n", "h")}, ["y"],
+                  {"scales": np.array([1, 2.6], np.float32)})
+    with pytest.raises(AssertionError, match="resize needs to know axis 1"):
+        check_symbolic(proto, {"x": ("n", "h")}, {}, _SIZES)

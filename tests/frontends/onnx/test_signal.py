@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from models import model, node
 from one_node import check, run
+from symbolic import check_symbolic
 
 pytestmark = pytest.mark.onnx
 
@@ -70,3 +72,15 @@ def test_mel_bands() -> None:
     inputs = [scalar(8, "int32"), scalar(16, "int32"), scalar(8192, "int32"),
               scalar(0, "float32"), scalar(4096, "float32")]
     check("MelWeightMatrix", inputs, opset=17)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("attributes", [{}, {"inverse": 1}, {"onesided": 1}], ids=str)
+def test_transforms_of_symbolic_length(attributes: dict[str, int], parts: int) -> None:
+    if parts == 2 and "onesided" in attributes:
+        pytest.skip("onnx's evaluator takes real signals only")
+    proto = model([node("DFT", "x _ axis", "y", **attributes)], {"x": ("b", "n", 3, parts)}, ["y"],
+                  {"axis": np.array(1)})
+    result = check_symbolic(proto, {"x": ("b", "n", 3, parts)}, {},
+                            [{"b": 1, "n": 9}, {"b": 2, "n": 1}, {"b": 1, "n": 16}], rtol=1e-4)
+    assert [str(g) for g in result.guards] == ["1 <= n", "n <= 512"]

@@ -13,8 +13,18 @@ from typing import Any
 
 from terrazzo.dtypes import DType
 from terrazzo.graph.ir import TensorType
-from terrazzo.index import Index, IndexExpr, Var, evaluate, free_vars, maximum, minimum, substitute
-from terrazzo.index.equations import solved
+from terrazzo.index import (
+    Index,
+    IndexExpr,
+    Var,
+    evaluate,
+    free_vars,
+    maximum,
+    minimum,
+    proves_le,
+    substitute,
+)
+from terrazzo.index.equations import orders, raised, solved
 from terrazzo.index.guards import Guard, Questions, decided, opposite
 
 
@@ -74,19 +84,44 @@ class Assumed(Questions):
         return False
 
     def _keep(self, guard: Guard) -> None:
-        solution = solved(guard.left, guard.right) if guard.relation == "==" else None
-        if solution is None:
-            self.guards[guard] = None
-            return
-        var, value = solution
+        """Rely on a guard, by means of what it says about one size if there is such a thing."""
+        left, right = guard.left, guard.right
+        if guard.relation == "==":
+            solution = solved(left, right)
+            if solution is not None:
+                var, value = solution
+                self._replace(var, value)
+                if var.lo and not proves_le(var.lo, value):  # a bound that was learned before
+                    self._keep(Guard("<=", var.lo, value))
+                return
+            pairs = orders(left, right)
+            if pairs is not None:
+                for a, b in pairs:
+                    self._keep(Guard("<=", a, b))
+                return
+        elif guard.relation in ("<", "<="):
+            higher = raised(left + 1 if guard.relation == "<" else left, right)
+            if higher is not None:
+                self._replace(*higher)
+                return
+        self.guards[guard] = None
+
+    def _replace(self, var: Var, value: Index) -> None:
         self.equal = {v: substitute(n, {var: value}) for v, n in self.equal.items()}
-        self.equal[var] = value
+        self.equal.setdefault(var, value)
         self.learned = True
 
     @property
     def all(self) -> tuple[Guard, ...]:
-        """Everything that has to hold at a call."""
-        return (*(Guard("==", var, value) for var, value in self.equal.items()), *self.guards)
+        """Everything that has to hold at a call, of sizes by the names they were given."""
+        known = []
+        for var, value in self.equal.items():
+            if isinstance(value, Var) and value.name == var.name:
+                assert value.lo is not None
+                known.append(Guard("<=", value.lo, var))
+            else:
+                known.append(Guard("==", var, value))
+        return (*known, *self.guards)
 
 
 # ---------------------------------------------------------------- what a model declares

@@ -30,7 +30,7 @@ def dft(call: Call) -> Result:
     else:
         axis = int(call.number(2)) if call.has(2) else -2
     return signal.dft(call.value(0), axis=axis,
-                      length=int(call.number(1)) if call.has(1) else None,
+                      length=call.sizes(1)[0] if call.has(1) else None,
                       inverse=bool(call.attr("inverse", 0)),
                       onesided=bool(call.attr("onesided", 0)))
 
