@@ -240,6 +240,14 @@ def _value_less_multiple(poly: Polynomial) -> Matches:
                 yield {"x": div.num, "c": div.den, "k": k, "y": y}
 
 
+def _value_less_remainder(poly: Polynomial) -> Matches:
+    for mod, others, factor in _atoms_with_factors(poly, Mod):
+        k = canonical({others: -factor})
+        if _contains(poly, mod.num * k):
+            y = _rest_of(poly, mod.num * k, -(mod * k))
+            yield {"x": mod.num, "c": mod.den, "k": k, "y": y}
+
+
 def _either_way(x: Index, y: Index, count: int) -> Matches:
     yield {"x": x, "y": y}
     yield {"x": y, "y": x}
@@ -280,6 +288,8 @@ RULES: tuple[Rule, ...] = (
          "((x + d*a) % (a*b))*k + y", (), _adjacent_digits),
     Rule("sum", "sum-remainder", "x*k - (x // c)*c*k + y", "(x % c)*k + y",
          (), _value_less_multiple),
+    Rule("sum", "sum-multiple", "x*k - (x % c)*k + y", "(x // c)*c*k + y",
+         (), _value_less_remainder),
     Rule("min", "min-smaller", "min(x, y)", "x", ("x <= y",), _either_way),
     Rule("min", "min-common", "min(x + z, y + z)", "min(x, y) + z", (), _common_terms),
     Rule("max", "max-larger", "max(x, y)", "x", ("y <= x",), _either_way),

@@ -69,18 +69,17 @@ class Position:
     nodes: tuple[Numbered, ...]
     reads: tuple[str, ...]
     forms: Forms
+    known: Mapping[str, np.ndarray]  # what parts before it found to be constant
     contents: set[str] = field(default_factory=set)  # tensors whose contents decide the plan
     parts: list[Part] = field(default_factory=list)  # the last used first
     plans: dict[Any, Part] = field(default_factory=dict)  # by exact types and contents
 
 
-def position_of(nodes: Sequence[Numbered], wanted: Iterable[str],
-                types: Mapping[str, TensorType],
-                counted: Mapping[str, Sequence[int]] | None = None) -> Position:
-    """The place before some nodes; of some tensors types are known, or which axes data counts."""
+def position_of(nodes: Sequence[Numbered], wanted: Iterable[str], forms: Forms,
+                known: Mapping[str, np.ndarray]) -> Position:
+    """The place before some nodes."""
     names = [n for _, node in nodes for n in needed_names(node)]
-    return Position(tuple(nodes), tuple(dict.fromkeys([*names, *wanted])),
-                    Forms(types, counted or {}))
+    return Position(tuple(nodes), tuple(dict.fromkeys([*names, *wanted])), forms, known)
 
 
 class Block:
@@ -90,7 +89,7 @@ class Block:
                  wanted: Sequence[str], setting: Setting, name: str = "model",
                  types: Mapping[str, TensorType] | None = None):
         self.weights, self.wanted, self.setting, self.name = weights, tuple(wanted), setting, name
-        self.start = position_of(list(enumerate(nodes)), wanted, types or {})
+        self.start = position_of(list(enumerate(nodes)), wanted, Forms(types or {}), {})
 
     def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None, *,
             own: bool = False) -> list[Any]:
@@ -104,7 +103,7 @@ class Block:
         position: Position | None = self.start
         fresh: set[str] = set()  # what compiled code has made in this run
         while position is not None and position.nodes:
-            part = self._part(position, values, weights)
+            part = self._part(position, values, {**weights, **position.known})
             if part.executable is not None:
                 given = part.form.with_carriers(values)
                 results = self.setting.call(
@@ -223,7 +222,9 @@ class Block:
             types = {n: t for n, t in imported.types.items() if n not in form.carriers}
             types.update({n: v.type for n, v in zip(imported.outputs, imported.graph.outputs)})
             counted = {n: axes for node, _ in host for n, axes in counted_axes(node).items()}
-            rest = position_of(left, self.wanted, types, counted)
+            made = {*imported.outputs, *(n for node, _ in host for n in node.output)}
+            forms = Forms(types, counted, position.forms.computed | made, imported.sizes)
+            rest = position_of(left, self.wanted, forms, {**position.known, **imported.constants})
         return Part(form, imported, executable, host, rest)
 
 

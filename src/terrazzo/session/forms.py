@@ -88,6 +88,8 @@ class Forms:
 
     expected: Types  # types known beforehand, with symbolic sizes
     counted: Mapping[str, Sequence[int]] = field(default_factory=dict)  # axes that data decides
+    computed: frozenset[str] = frozenset()  # tensors that the model makes from data
+    arithmetic: Mapping[str, Sizes] = field(default_factory=dict)  # what it makes of sizes alone
     numbers_only: set[str] = field(default_factory=set)  # contents that symbols are no use in
     _seen: dict[str, TensorType] = field(default_factory=dict)
     _held: dict[str, np.ndarray] = field(default_factory=dict)
@@ -106,7 +108,12 @@ class Forms:
         symbolic: dict[str, Sizes] = {}
         carriers: dict[str, tuple[str, int]] = {}
         merged = {n: self._seen[n] for n in types}
-        for name in sorted(set(contents) & types.keys()):
+        shown = {n for t in merged.values() for n in t.shape}
+        for name, sizes in self.arithmetic.items():
+            if name in types and name not in self.numbers_only and all(
+                    shown.issuperset(free_vars(n)) for n in sizes.items.reshape(-1)):
+                symbolic[name] = sizes
+        for name in sorted(set(contents) & types.keys() - symbolic.keys()):
             pattern = self._pattern(name, np.asarray(values[name]))
             places = [i for i, n in enumerate(pattern.reshape(-1)) if isinstance(n, IndexExpr)]
             if not places:
@@ -119,10 +126,10 @@ class Forms:
                 merged[carrier] = TensorType((pattern.reshape(-1)[i], 0), uint8)
         merged = bindable(merged)
         form = Form(types, merged, numbers, symbolic, carriers)
-        shown = form.with_carriers(values)
-        sizes = {n.name: int(size) for name, t in merged.items() for n, size in zip(
-            t.shape, shown[name].shape, strict=True) if isinstance(n, Var)}
-        return replace(form, sizes=sizes)
+        arrays = form.with_carriers(values)
+        known = {n.name: int(size) for name, t in merged.items() for n, size in zip(
+            t.shape, arrays[name].shape, strict=True) if isinstance(n, Var)}
+        return replace(form, sizes=known)
 
     def _merged(self, name: str, type: TensorType) -> TensorType:
         known = self._seen.get(name, self.expected.get(name))
@@ -168,13 +175,13 @@ class Forms:
             return now
         held = self._held.get(name)
         if held is None or held.shape != now.shape:
-            self._held[name] = now
-            return now
+            # What data computes will differ, unless it is one of the numbers that stand for more.
+            held = np.where(array < 2, now, -1) if name in self.computed else now
         held = self._held[name] = np.array([
             h if isinstance(h, IndexExpr) or h == n else self._symbol("element", name, i)
             for i, (h, n) in enumerate(zip(held.reshape(-1), now.reshape(-1), strict=True))
         ] + [None], object)[:-1].reshape(now.shape)
-        return np.where(np.asarray(array) >= 0, held, now)
+        return np.where(array >= 0, held, now)
 
     def _symbol(self, kind: str, name: str, place: int) -> Var:
         """The symbol of one place, with a name that no other has."""

@@ -69,6 +69,7 @@ class Imported:
     constants: dict[str, np.ndarray] = field(default_factory=dict)  # outputs that are constant
     guards: tuple[Guard, ...] = ()  # of symbolic sizes as given, which the graph relies on
     types: dict[str, TensorType] = field(default_factory=dict)  # as given, by sizes that remain
+    sizes: dict[str, Sizes] = field(default_factory=dict)  # outputs that are made of sizes
 
 
 class Importer:
@@ -343,7 +344,8 @@ def _import_once(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
     graph = Graph(name, tuple(v for n, v in inputs.items() if n in names), graph.outputs)
     return Imported(graph, tuple(n for n in inputs if n in names), tuple(results), put_off,
                     frozenset(needed), constants, guards,
-                    {n: v.type for n, v in inputs.items()})
+                    {n: v.type for n, v in inputs.items()},
+                    {n: importer.sizes[n] for n in results if n in importer.sizes})
 
 
 def _showing(sizes: set[Var], names: set[str], shapes: Mapping[str, Shape]) -> set[str]:
