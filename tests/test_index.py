@@ -180,7 +180,7 @@ EXAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     "sum-div-mod": (({(n, x // n): 2, (x % n,): 2, (y,): 1},), "x*2 + y"),
     "sum-digits": (({((x // 8) % 4,): 8, (x % 8,): 1},), "x % 32"),
     "sum-remainder": (({(x,): 1, (x // 8,): -8},), "x % 8"),
-    "sum-multiple": (({(x,): 3, (x % 8,): -3, (y,): 1},), "(x // 8)*24 + y"),
+    "sum-multiple": (({(x,): 3, (x % 8,): -3, (y,): 1},), "y + (x // 8)*24"),
     "min-smaller": ((x + 1, x, 2), "x"),
     "min-common": ((x + n, x + m, 2), "x + min(m, n)"),
     "max-larger": ((x + 1, x, 2), "x + 1"),

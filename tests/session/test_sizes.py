@@ -219,3 +219,38 @@ def test_a_loop_that_grows(rng: np.random.Generator) -> None:
             want = np.sin(np.concatenate([want, item]))
         np.testing.assert_allclose(got, np.maximum(want, 0), rtol=1e-4, atol=1e-6)
     assert session.compilations <= 4
+
+
+def test_the_tail_of_a_detector(rng: np.random.Generator) -> None:
+    """Boxes are suppressed, the best k of them cut out of the features, masks made and resized."""
+    proto = model(
+        [node("NonMaxSuppression", "boxes scores most overlap least", "chosen"),
+         node("Gather", "chosen two", "rows", axis=1), node("Squeeze", "boxes front", "flat"),
+         node("Gather", "flat rows", "kept", axis=0),
+         node("Squeeze", "scores both", "plain"), node("Gather", "plain rows", "marks", axis=0),
+         node("Shape", "rows", "count"), node("Min", "count five", "k"),
+         node("TopK", "marks k", "best order", axis=0), node("Gather", "kept order", "top", axis=0),
+         node("Shape", "order", "left"), node("ConstantOfShape", "left", "batch",
+                                              value=helper.make_tensor("", INT64, [1], [0])),
+         node("RoiAlign", "features top batch", "crops", output_height=4, output_width=4),
+         node("Conv", "crops w", "masks"), node("Sigmoid", "masks", "soft"),
+         node("ReduceMax", "top", "corner", keepdims=0), node("Cast", "corner", "edge", to=INT64),
+         node("Unsqueeze", "edge front", "side"),
+         node("Concat", "left one side side", "sizes", axis=0),
+         node("Resize", "soft _ _ sizes", "large", mode="linear")],
+        {"boxes": (1, 12, 4), "scores": (1, 1, 12), "features": (1, 3, 16, 16)},
+        ["best", "large"],
+        {"most": np.array([12]), "overlap": np.array([0.5], np.float32), "two": np.array(2),
+         "least": np.array([0.3], np.float32), "front": np.array([0]), "both": np.array([0, 1]),
+         "five": np.array([5]), "one": np.array([1]), "w": rng.standard_normal(
+             (1, 3, 1, 1), np.float32)})
+
+    def call(likely: int) -> Feeds:
+        low = rng.uniform(0, 8, (1, 12, 2)).astype(np.float32)
+        return {"boxes": np.concatenate([low, low + rng.uniform(4, 8, low.shape)], -1).astype(
+                    np.float32),
+                "scores": np.where(np.arange(12) < likely, rng.uniform(0.4, 1, 12), 0.1).astype(
+                    np.float32).reshape(1, 1, 12),
+                "features": rng.standard_normal((1, 3, 16, 16)).astype(np.float32)}
+
+    serve(proto, map(call, [3, 12, 5, 7, 1, 9, 12, 4, 8, 2]), most=3)

@@ -78,8 +78,16 @@ class Form:
 def _alike(array: Any, pattern: np.ndarray) -> bool:
     """Whether contents are those of a pattern; symbols stand for what may be a size."""
     return array.shape == pattern.shape and all(
-        int(n) >= 0 if isinstance(p, IndexExpr) else int(n) == p
+        n >= 0 and n == int(n) if isinstance(p, IndexExpr) else n == p
         for n, p in zip(array.reshape(-1), pattern.reshape(-1), strict=True))
+
+
+def _whole(array: np.ndarray) -> bool:
+    """Whether numbers may be sizes: floats that are whole may, as exporters compute with them."""
+    if array.dtype.kind != "f":
+        return True
+    return bool(np.isfinite(array).all() and (np.abs(array) < 1 << 24).all() and (
+        array == np.floor(array)).all())
 
 
 @dataclass(eq=False)
@@ -170,9 +178,10 @@ class Forms:
     def _pattern(self, name: str, array: np.ndarray) -> np.ndarray:
         """Contents, with symbols for those that differed between calls."""
         now = array.astype(object)
-        if array.dtype.kind not in "iu" or name in self.numbers_only or (
-                array.size > _MOST_SYMBOLS):
+        if array.dtype.kind not in "iuf" or name in self.numbers_only or (
+                array.size > _MOST_SYMBOLS) or not _whole(array):
             return now
+        now = array.astype(np.int64).astype(object)
         held = self._held.get(name)
         if held is None or held.shape != now.shape:
             # What data computes will differ, unless it is one of the numbers that stand for more.

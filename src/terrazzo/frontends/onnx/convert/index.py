@@ -12,11 +12,12 @@ from terrazzo.frontends.onnx.registry import Call, NeedsValue, converts
 from terrazzo.graph.ir import Value
 from terrazzo.graph.rewrite import splat
 from terrazzo.index import Index, maximum
+from terrazzo.index.guards import granted
 from terrazzo.ops import arrange, indexing
 from terrazzo.ops.creation import arange
 from terrazzo.ops.elementwise import equal, logical_and, where
 from terrazzo.ops.shape import broadcast_to, concat, expand_dims, reshape, span
-from terrazzo.ops.sorting import topk
+from terrazzo.ops.sorting import sort_pairs, topk
 from terrazzo.shapes import contiguous_strides, normalize_axis, num_elements
 
 _REDUCTIONS = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
@@ -104,9 +105,14 @@ def one_hot(call: Call) -> Value:
 
 @converts("TopK")
 def top_k(call: Call) -> tuple[Value, Value]:
-    x = call.value(0)
-    k = call.attr("k") if call.version < 10 else call.ints(1)[0]
-    return topk(x, k=k, axis=call.attr("axis", -1), largest=bool(call.attr("largest", 1)))
+    x, axis, largest = call.value(0), call.attr("axis", -1), bool(call.attr("largest", 1))
+    k = call.attr("k") if call.version < 10 else call.sizes(1)[0]
+    if isinstance(k, int):
+        return topk(x, k=k, axis=axis, largest=largest)
+    if not granted("<=", k, x.shape[axis]):
+        call.unsupported(f"wants {k} of {x.shape[axis]} elements")
+    values, indices = sort_pairs(x, axis=normalize_axis(axis, x.ndim), descending=largest)
+    return span(values, axis, 0, k), span(indices, axis, 0, k)
 
 
 @converts("Trilu")
