@@ -24,7 +24,7 @@ EXPORTING := $(VENV)/.installed-with-exporter
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-slow triton-suite lint demo bench bench-models bench-wild ulp fuzz fuzz-models docs clean
+.PHONY: help test test-slow triton-suite lint demo bench bench-compile bench-models bench-wild ulp fuzz fuzz-models docs clean
 
 help: ## list what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' \
@@ -94,6 +94,9 @@ demo: $(SHOWABLE) ## an operator written, differentiated, verified, timed; ONNX 
 
 bench: $(TESTABLE) ## time the operators against numpy and PyTorch
 	@$(BIN)/python benchmarks/ops.py
+
+bench-compile: $(TESTABLE) ## time compiling, and how it grows with a program's length
+	@$(BIN)/python benchmarks/compile_time.py
 
 bench-models: $(EXPORTING) ## time five ONNX models against onnxruntime and OpenVINO
 	@$(BIN)/python benchmarks/models.py $(BENCH_ARGS)

@@ -15,7 +15,7 @@ import pytest
 
 import terrazzo.errors
 
-BASE = {"errors", "version", "knobs", "dtypes", "index", "shapes", "scalar"}
+BASE = {"errors", "version", "knobs", "unwind", "dtypes", "index", "shapes", "scalar"}
 
 # What each room may import besides itself, from the lowest room to the highest. "graph.ir" is that
 # one file of a room: operators are made of graph nodes, but know nothing of what is done to them.

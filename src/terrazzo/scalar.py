@@ -513,13 +513,16 @@ def rewrite(root: Scalar, visit: Callable[[Scalar], Scalar | None]) -> Scalar:
     for node in walk(root):
         fresh = node
         if isinstance(node, Call):
-            args = tuple(done[id(a)] for a in node.args)
-            if any(a is not b for a, b in zip(args, node.args, strict=True)):
-                fresh = Call(node.dtype, node.op, args)
+            for arg in node.args:
+                if done[id(arg)] is not arg:
+                    fresh = Call(node.dtype, node.op, tuple([done[id(a)] for a in node.args]))
+                    break
         elif isinstance(node, Load):
-            indices = tuple(done[id(i)] if isinstance(i, Scalar) else i for i in node.indices)
-            if any(a is not b for a, b in zip(indices, node.indices, strict=True)):
-                fresh = Load(node.dtype, node.source, indices)
+            for index in node.indices:
+                if isinstance(index, Scalar) and done[id(index)] is not index:
+                    fresh = Load(node.dtype, node.source, tuple(
+                        [done[id(i)] if isinstance(i, Scalar) else i for i in node.indices]))
+                    break
         elif isinstance(node, Reduce) and done[id(node.value)] is not node.value:
             fresh = Reduce(node.dtype, node.op, node.axes, done[id(node.value)])
         answer = visit(fresh)
@@ -624,13 +627,30 @@ _PRECEDENCE = {"|": 1, "^": 2, "&": 3, "==": 4, "!=": 4, "<": 4, "<=": 4, ">": 4
 
 
 class _Printer:
+    """Writes expressions; `names` are what shared nodes are called that were written before."""
+
     def __init__(self, names: dict[int, str]):
         self.names = names
 
-    def text(self, node: Scalar) -> tuple[str, int]:
+    def text(self, root: Scalar) -> tuple[str, int]:
         """The text and how tightly it binds."""
-        if id(node) in self.names:
-            return self.names[id(node)], 10
+        done: dict[int, tuple[str, int]] = {}
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if id(node) in done:
+                continue
+            if id(node) in self.names:
+                done[id(node)] = self.names[id(node)], 10
+            elif ready:
+                done[id(node)] = self.own_text(node, done)
+            else:
+                stack.append((node, True))
+                stack += [(child, False) for child in children(node)]
+        return done[id(root)]
+
+    def own_text(self, node: Scalar, done: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
+        """The text of a node whose arguments' texts are there."""
         if isinstance(node, Const):
             return format_literal(node.value), 10
         if isinstance(node, Undefined):
@@ -639,26 +659,27 @@ class _Printer:
             return (str(node.index), 10) if isinstance(node.index, (int, Var)) else (
                 f"({node.index})", 10)
         if isinstance(node, Load):
-            inner = ", ".join(self.text(i)[0] if isinstance(i, Scalar) else str(i)
+            inner = ", ".join(done[id(i)][0] if isinstance(i, Scalar) else str(i)
                               for i in node.indices)
             return f"{node.source.name}[{inner}]", 10
         if isinstance(node, Reduce):
             axes = ", ".join(str(a) for a in node.axes)
-            return f"{_REDUCE_NAMES[node.op]}({axes}: {self.text(node.value)[0]})", 10
+            return f"{_REDUCE_NAMES[node.op]}({axes}: {done[id(node.value)][0]})", 10
         assert isinstance(node, Call)
         symbol = OPS[node.op].infix
+        args = [done[id(a)] for a in node.args]
         if symbol is not None:
             level = _PRECEDENCE[symbol]
-            left, right = (self.text(a) for a in node.args)
+            left, right = args
             a = left[0] if left[1] >= level else f"({left[0]})"
             b = right[0] if right[1] > level else f"({right[0]})"
             return f"{a} {symbol} {b}", level
         if node.op == "cast":
-            return f"{node.dtype.short}({self.text(node.args[0])[0]})", 10
+            return f"{node.dtype.short}({args[0][0]})", 10
         if node.op == "neg":
-            value, level = self.text(node.args[0])
+            value, level = args[0]
             return (f"-{value}" if level >= 10 else f"-({value})"), 8
-        return f"{node.op}({', '.join(self.text(a)[0] for a in node.args)})", 10
+        return f"{node.op}({', '.join(text for text, _ in args)})", 10
 
 
 _REDUCE_NAMES = {"add": "sum", "mul": "prod", "max": "max", "min": "min", "and": "all", "or": "any"}

@@ -13,6 +13,7 @@ from terrazzo.graph.ir import Value
 from terrazzo.index import Var, evaluate
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Block, For, Function, Stmt, Store, Tile, children
+from terrazzo.unwind import Walk, unwind
 
 GARBAGE = 0xA5
 _FENCE = 64  # bytes before and after an output that nobody may write to
@@ -20,6 +21,10 @@ _FENCE = 64  # bytes before and after an output that nobody may write to
 
 def statements(stmt: Stmt, env: dict[Var, Any]) -> int:
     """About how many statements the interpreter will run."""
+    return unwind(_statements(stmt, env))
+
+
+def _statements(stmt: Stmt, env: dict[Var, Any]) -> Walk[int]:
     if isinstance(stmt, For):
         lo, hi = (int(np.max(evaluate(n, env))) for n in (stmt.lo, stmt.hi))
         stores = stmt.body.stmts if isinstance(stmt.body, Block) else (stmt.body,)
@@ -27,10 +32,13 @@ def statements(stmt: Stmt, env: dict[Var, Any]) -> int:
             return len(stores)
         if hi <= lo:  # nothing inside need make sense then
             return 1
-        return 1 + (hi - lo) * statements(stmt.body, {**env, stmt.var: lo})
+        return 1 + (hi - lo) * (yield _statements(stmt.body, {**env, stmt.var: lo}))
     if isinstance(stmt, Tile):
-        return statements(stmt.expand(), env)
-    return 1 + sum(statements(s, env) for s in children(stmt))
+        return (yield _statements(stmt.expand(), env))
+    total = 1
+    for child in children(stmt):
+        total += yield _statements(child, env)
+    return total
 
 
 def interpreted(function: Function, group: Group, inputs: Sequence[np.ndarray],

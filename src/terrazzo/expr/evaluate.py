@@ -21,6 +21,7 @@ from terrazzo.scalar import (
     Scalar,
     children,
 )
+from terrazzo.unwind import Walk, unwind
 
 
 def run(program: Program, arrays: Sequence[np.ndarray],
@@ -44,16 +45,16 @@ def compute_tensor(tensor: Tensor, memory: Mapping[Tensor, np.ndarray],
     for d, (axis, size) in enumerate(zip(tensor.axes, shape, strict=True)):
         grids[axis.var] = np.arange(size).reshape((size,) + (1,) * (rank - d - 1))
     assert tensor.body is not None
-    value = _evaluate(tensor.body, grids, memory, rank, {})
+    value = unwind(_evaluate(tensor.body, grids, memory, rank, {}))
     return np.array(np.broadcast_to(convert(value, tensor.dtype), shape))
 
 
 def _evaluate(node: Scalar, env: dict[Var, Any], memory: Mapping[Tensor, np.ndarray],
-              rank: int, done: dict[int, Any]) -> Any:
+              rank: int, done: dict[int, Any]) -> Walk[Any]:
     if id(node) in done:
         return done[id(node)]
     if isinstance(node, Reduce):
-        result = _reduce(node, env, memory, rank)
+        result = yield _reduce(node, env, memory, rank)
     elif isinstance(node, Const):
         result = np.asarray(node.value).astype(node.dtype.np)
     elif isinstance(node, FromIndex):
@@ -65,20 +66,22 @@ def _evaluate(node: Scalar, env: dict[Var, Any], memory: Mapping[Tensor, np.ndar
         else:
             places = []
             for d, index in enumerate(node.indices):
-                at = (_evaluate(index, env, memory, rank, done) if isinstance(index, Scalar)
-                      else evaluate(index, env))
+                at = ((yield _evaluate(index, env, memory, rank, done))
+                      if isinstance(index, Scalar) else evaluate(index, env))
                 places.append(np.clip(at, 0, array.shape[d] - 1))
             result = array[tuple(places)] if places else array[()]
     else:
         assert isinstance(node, Call)
-        args = [_evaluate(a, env, memory, rank, done) for a in children(node)]
+        args = []
+        for a in children(node):
+            args.append((yield _evaluate(a, env, memory, rank, done)))
         result = apply(node, args)
     done[id(node)] = result
     return result
 
 
 def _reduce(node: Reduce, env: dict[Var, Any], memory: Mapping[Tensor, np.ndarray],
-            rank: int) -> Any:
+            rank: int) -> Walk[Any]:
     """Reduction axes become leading dimensions; a range that depends on others is masked."""
     inner = dict(env)
     mask: Any = None
@@ -94,7 +97,7 @@ def _reduce(node: Reduce, env: dict[Var, Any], memory: Mapping[Tensor, np.ndarra
         if np.ndim(ragged_lo) or np.ndim(ragged_hi):
             inside = (grid >= ragged_lo) & (grid < ragged_hi)
             mask = inside if mask is None else mask & inside
-    value = convert(_evaluate(node.value, inner, memory, rank + count, {}), node.dtype)
+    value = convert((yield _evaluate(node.value, inner, memory, rank + count, {})), node.dtype)
     row = REDUCTIONS[node.op]
     identity = np.asarray(row.identity(node.dtype)).astype(node.dtype.np)
     tail = np.shape(value)[-rank:] if rank and np.ndim(value) else (1,) * rank

@@ -9,7 +9,7 @@ their bodies. Nothing here says how loops run: that is the schedule's part.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,14 +140,18 @@ def inline(body: Scalar, producers: Mapping[Tensor, Scalar | None]) -> Scalar:
             memo[key] = substitute_any(definition, table)
         return memo[key]
 
-    return share_terms(drop_round_trips(rewrite(body, visit)))
+    return share_terms(rewrite(body, visit))
 
 
 def share_terms(root: Scalar) -> Scalar:
-    """The same expression with equal terms as one node, so that each is computed (once)."""
+    """The same expression with equal terms as one node, so that each is computed (once).
+
+    And `f32(bf16(x))` is x inside a kernel: half types are for storage, arithmetic is float32.
+    """
     terms: dict[tuple[Any, ...], Scalar] = {}
 
     def visit(node: Scalar) -> Scalar:
+        node = _without_round_trip(node)
         key: tuple[Any, ...]
         if isinstance(node, Call):
             key = (node.op, *map(id, node.args))
@@ -207,10 +211,12 @@ def index_to_scalar(index: Index, values: Mapping[Var, Scalar]) -> Scalar:
     ))
 
 
-def _rename_reductions(root: Scalar, table: Mapping[Var, Index], scalars: Iterable[Scalar]
+def _rename_reductions(root: Scalar, table: Mapping[Var, Index], scalars: Collection[Scalar]
                        ) -> Scalar:
     """Give reduction axes new names where what is substituted would be captured by them."""
     incoming = {v for index in table.values() for v in free_vars(index)}
+    if not incoming and not scalars:
+        return root
     for node in (n for s in scalars for n in walk(s)):
         indices = [node.index] if isinstance(node, FromIndex) else (
             node.indices if isinstance(node, Load) else ())
@@ -230,18 +236,14 @@ def _rename_reductions(root: Scalar, table: Mapping[Var, Index], scalars: Iterab
     return rewrite(substitute_indices(root, fresh), visit)
 
 
-def drop_round_trips(root: Scalar) -> Scalar:
-    """`f32(bf16(x))` is x inside a kernel: half types are for storage, arithmetic is float32."""
-    def visit(node: Scalar) -> Scalar | None:
-        if isinstance(node, Call) and node.op == "cast":
-            inner = node.args[0]
-            if isinstance(inner, Call) and inner.op == "cast" and inner.dtype.is_float:
-                first = inner.args[0]
-                if first.dtype is node.dtype and inner.dtype.compute is node.dtype:
-                    return first
-        return None
-
-    return rewrite(root, visit)
+def _without_round_trip(node: Scalar) -> Scalar:
+    if isinstance(node, Call) and node.op == "cast":
+        inner = node.args[0]
+        if isinstance(inner, Call) and inner.op == "cast" and inner.dtype.is_float:
+            first = inner.args[0]
+            if first.dtype is node.dtype and inner.dtype.compute is node.dtype:
+                return first
+    return node
 
 
 # ---------------------------------------------------------------- programs

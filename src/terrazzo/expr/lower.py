@@ -98,14 +98,17 @@ class _Lowering:
 
     def _sequence(self, stages: Sequence[Stage]) -> Stmt:
         """Whole tensors one after the other."""
-        if not stages:
-            return block()
-        stage, rest = stages[0], stages[1:]
-        region: Region = [(0, n, n) for n in stage.tensor.shape]
-        if self.plan.is_output(stage.tensor):
-            return block(self._stage(stage, region), self._sequence(rest))
-        buffer = self._allocate(stage, [0] * len(region), [n for _, _, n in region])
-        return Alloc(buffer, block(self._stage(stage, region), self._sequence(rest)))
+        code: list[Stmt] = []
+        scopes: list[tuple[Buffer, int]] = []  # and how many statements stand before them
+        for stage in stages:
+            region: Region = [(0, n, n) for n in stage.tensor.shape]
+            if not self.plan.is_output(stage.tensor):
+                scopes.append((self._allocate(
+                    stage, [0] * len(region), [n for _, _, n in region]), len(code)))
+            code.append(self._stage(stage, region))
+        for buffer, at in reversed(scopes):
+            code[at:] = [Alloc(buffer, block(*code[at:]))]
+        return block(*code)
 
     def _allocate(self, stage: Stage, base: Sequence[Index], sizes: Sequence[Index]) -> Buffer:
         parts = storage_parts(stage, sizes)

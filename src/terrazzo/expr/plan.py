@@ -367,13 +367,13 @@ def is_inside(state: Plan, stage: Stage, consumer: str, axis: str) -> bool:
     """Whether a stage's loops run inside the given loop (or are the consumer's own)."""
     if stage.name == consumer:
         return True
-    if stage.attach is None:
-        return False
-    name, at = stage.attach
-    if name == consumer:
-        order = state.stage(consumer).nest.order
-        return order.index(at) >= order.index(axis)
-    return is_inside(state, state.stage(name), consumer, axis)
+    while stage.attach is not None:
+        name, at = stage.attach
+        if name == consumer:
+            order = state.stage(consumer).nest.order
+            return order.index(at) >= order.index(axis)
+        stage = state.stage(name)
+    return False
 
 
 ANYWHERE = const(0)  # an index that is a scalar may point anywhere

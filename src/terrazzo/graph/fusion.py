@@ -6,11 +6,14 @@ Two decisions, in this order:
 2. Clustering. Stages over the same elements share a loop (a pointwise cluster); stages over the
    same rows share a loop over rows, and the row stays in the cache (a rows cluster).
 Contractions take their epilogue along by inlining; attention and opaque operators stand alone.
+A kernel ends where it has grown long enough, so that compiling stays linear in the length of a
+program: what comes after a kernel, down to LLVM, has steps that are not linear in one kernel.
 Nothing here knows a chip: sizes at which sharing stops paying are arguments.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,10 +27,15 @@ from terrazzo.shapes import contiguous_strides, num_elements
 
 CHEAP = 6  # additions: recomputing this for every consumer is better than a trip through memory
 LARGEST = 128  # operations of one element: code for more takes long to compile, and spills
+# A kernel ends after so many stages, or where its code would get that long (in additions for one
+# element of each stage). From half as many stages on, it ends where a single value goes on: such
+# places cost least, and come back in each turn of a loop, so that all turns share their kernels.
+MOST_STAGES, LONGEST = 48, 2048
 BROADCAST_CHEAP = 2  # the same, once for every element it is broadcast to
 SMALL = 1 << 14  # elements: below this, one thread does it all and everything may share a loop
 FEW_ROWS = 8  # fewer rows than this leave cores idle
 CONVOLUTIONS = ("convolve", "integer_convolve")
+LARGEST_EPILOGUE = 64  # operators between a reduction and where its uses join again
 CONTRACTIONS = ("matmul", "convolve")  # operators that get a kernel with their epilogue
 
 
@@ -61,14 +69,37 @@ class Fused:
 
 
 @dataclass(eq=False)
-class _Cluster:
-    stages: list[Tensor]
+class _Unit:
+    """A kernel in the making: a cluster of stages that share their loops, or a whole kernel.
+
+    Sets of units are integers with a bit for each: sets of what a unit depends on grow with the
+    program, and so they cost a thousandth of what sets of objects cost.
+    """
+
+    bits: int  # the unit itself, and those that were merged into it
+    stages: list[Tensor] = field(default_factory=list)
+    whole: Group | None = None
     prefix: tuple[Index, ...] | None = None  # rows; None while it is pointwise
-    depends: set[_Cluster] = field(default_factory=set)
+    contracts: bool = False
+    length: int = 0  # additions for one element of each stage
+    largest: int = -1  # elements of the largest tensor of known size that it reads or makes
+    reads: dict[Tensor, None] = field(default_factory=dict)
+    depends: int = 0  # the units that have to run before it
+    readers: list[_Unit] = field(default_factory=list)  # those that read it directly
 
     @property
     def has_reduce(self) -> bool:
-        return any(has_reduce(s) for s in self.stages)
+        return self.prefix is not None
+
+    def follow(self, others: int) -> None:
+        """Depend on more units; so do all that depend on this one."""
+        todo = [(self, others)]
+        while todo:
+            unit, more = todo.pop()
+            more &= ~(unit.depends | unit.bits)
+            if more:
+                unit.depends |= more
+                todo += [(reader, more) for reader in unit.readers]
 
 
 def has_reduce(tensor: Tensor) -> bool:
@@ -107,16 +138,16 @@ class _Fuser:
         self.inlined: dict[Tensor, Scalar | None] = {}
         self.value_of: dict[Tensor, Value] = {}
         self.node_of: dict[Tensor, Node] = {}
-        self.clusters: dict[Tensor, _Cluster] = {}
-        self.behind: dict[Tensor, set[_Cluster]] = {}  # what a standalone kernel's result needs
-        self.units: list[_Cluster | Group] = []
+        self.maker: dict[Tensor, _Unit] = {}  # of stages and of what whole kernels make
+        self.units: dict[_Unit, None] = {}
+        self.unit_count = 0
         self.aliases: dict[Value, Value] = {}
         self.stored: set[Node] = set()  # permutations that the kernel before them stores by
         self.constants: dict[Value, Any] = {}
         self.names: dict[str, int] = {}
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self.epilogue: set[Value] = set()  # between a reduction and where its uses join again
-        self.readers: dict[Tensor, list[_Cluster]] = {}  # all stages in the end, by what they read
+        self.readers: dict[Tensor, list[_Unit]] = {}  # all clusters in the end, by what they read
         self.roots: set[Value] = set()  # what whole kernels, aliases and the caller want in memory
 
     def name(self, base: str) -> str:
@@ -130,12 +161,12 @@ class _Fuser:
             self.place(value, self.name(_identifier(value.name) or f"x{i}"))
         for node in self.graph.nodes:
             self.visit(node)
-        for cluster in (u for u in self.units if isinstance(u, _Cluster)):
-            for source in (r for s in cluster.stages for r in reads(s)):
-                self.readers.setdefault(source, []).append(cluster)
-        wanted = {v for u in self.units if isinstance(u, Group) for v in u.inputs}
+        for unit in self.units:
+            for source in unit.reads:
+                self.readers.setdefault(source, []).append(unit)
+        wanted = {v for u in self.units if u.whole is not None for v in u.whole.inputs}
         self.roots |= {self.root(v) for v in (*wanted, *self.outputs, *self.aliases)}
-        groups = (u if isinstance(u, Group) else self.group(u) for u in self.ordered())
+        groups = (u.whole or self.group(u) for u in self.ordered())
         # What is read only by tensors without elements is read by nobody.
         return Fused(self.graph, tuple(g for g in groups if g.outputs), self.aliases,
                      self.constants)
@@ -217,12 +248,12 @@ class _Fuser:
         reductions = sum(isinstance(n, Reduce) for n in walk(body))
         if reductions:
             return reductions == 1 and self.joins(value) and not self.widens_in_vain(value)
+        price = cost(body)
         for consumer in consumers:
-            if consumer.op.kind == "contract" or (cost(body) > BROADCAST_CHEAP and (
+            if consumer.op.kind == "contract" or (price > BROADCAST_CHEAP and (
                     _grows(value, consumer) or _turns(consumer))):
                 return False
-        uses = len(consumers)
-        return uses == 1 or cost(body) <= CHEAP
+        return len(consumers) == 1 or price <= CHEAP
 
     def joins(self, value: Value) -> bool:
         """Whether all uses of a reduction's result are one epilogue of the same elements.
@@ -233,7 +264,9 @@ class _Fuser:
         """
         between: dict[Value, None] = {}
         frontier = {n: None for n in self.consumers[value]}
-        for _ in range(64):
+        for left in range(LARGEST_EPILOGUE, 0, -1):
+            if len(frontier) > left:
+                return False  # each of them is a step at least
             node = min(frontier, key=self.order.__getitem__)
             if node.op.kind != "pointwise" or node.op.expr is None or len(
                     node.types) > 1 or node.types[0].shape != value.shape:
@@ -267,139 +300,111 @@ class _Fuser:
             not self.joins(result))
 
     # ------------------------------------------------------------ clustering
+    def new_unit(self, reads: Sequence[Tensor], **fields: Any) -> _Unit:
+        """A unit after those that make what it reads."""
+        unit = _Unit(1 << self.unit_count, reads=dict.fromkeys(reads), **fields)
+        self.unit_count += 1
+        self.units[unit] = None
+        for maker in self.makers(unit):
+            maker.readers.append(unit)
+            unit.follow(maker.bits | maker.depends)
+        return unit
+
     def add_stage(self, stage: Tensor, node: Node) -> None:
-        cluster = _Cluster([stage])
-        if has_reduce(stage):
-            cluster.prefix = _row_prefix(stage.shape)
-        for source in reads(stage):
-            cluster.depends |= self.needs(source)
-        self.clusters[stage] = cluster
-        self.units.append(cluster)
-        if node.op.kind == "contract" or _is_contraction(stage):
+        reduces = has_reduce(stage)
+        sources = reads(stage)
+        sizes = [num_elements(t.shape) for t in (stage, *sources)]
+        unit = self.new_unit(
+            sources, stages=[stage], prefix=_row_prefix(stage.shape) if reduces else None,
+            contracts=_is_contraction(stage), length=_length(stage),
+            largest=max((n for n in sizes if isinstance(n, int)), default=-1))
+        self.maker[stage] = unit
+        if node.op.kind == "contract" or unit.contracts:
             return
-        producers = [self.clusters[s] for s in reads(stage) if s in self.clusters]
+        producers = [self.maker[s] for s in sources if s in self.maker]
         for other in dict.fromkeys(reversed(producers)):
-            if other is not cluster and self.can_merge(other, cluster):
-                cluster = self.merge(other, cluster)
+            if other is not unit and self.can_merge(other, unit):
+                unit = self.merge(other, unit)
 
-    def needs(self, tensor: Tensor) -> set[_Cluster]:
-        """The clusters that have to run before a tensor can be read."""
-        if tensor in self.value_of:
-            tensor = self.tensors[self.root(self.value_of[tensor])]
-        if tensor in self.clusters:
-            return {self.clusters[tensor]} | self.clusters[tensor].depends
-        return self.behind.get(tensor, set())
+    def makers(self, unit: _Unit) -> list[_Unit]:
+        """The units that make what a unit reads."""
+        found: dict[_Unit, None] = {}
+        for tensor in unit.reads:
+            if tensor in self.value_of:
+                tensor = self.tensors[self.root(self.value_of[tensor])]
+            if tensor in self.maker:
+                found[self.maker[tensor]] = None
+        return list(found)
 
-    def can_merge(self, first: _Cluster, second: _Cluster) -> bool:
+    def can_merge(self, first: _Unit, second: _Unit) -> bool:
         """Whether `second`, which reads `first`, may share its loop."""
-        stages = [*first.stages, *second.stages]
-        if any(_is_contraction(s) for s in stages):
+        if first.whole is not None or first.contracts or second.contracts:
             return False
-        between = {d for s in second.stages for r in reads(s) if r in self.clusters
-                   for d in (self.clusters[r],) if d not in (first, second)}
-        if any(first in d.depends for d in between) or any(
-                first in self.needs(r) for s in second.stages for r in reads(s)
-                if r not in self.clusters):
+        if _long_enough(first, second):
+            return False
+        if any(d.depends & first.bits for d in self.makers(second) if d not in (first, second)):
             return False  # something of its own runs between the two
+        one, other = first.stages[0].shape, second.stages[0].shape
         if not first.has_reduce and not second.has_reduce:
-            shape = second.stages[0].shape
-            return all(s.shape == shape for s in stages) and all(
-                self.reads_in_place(s, len(shape), set(stages)) for s in stages)
-        if not self.row_fusion:
-            return False
-        prefixes = {c.prefix for c in (first, second) if c.prefix is not None}
-        if len(prefixes) != 1:
-            return False
-        (prefix,) = prefixes
-        if not self.rows_pay(prefix, stages):
-            return False
-        rank = len(prefix)
-        return all(s.shape[:rank] == prefix for s in stages) and all(
-            self.reads_in_place(s, rank, set(stages)) for s in stages)
+            rows = other
+        else:
+            prefixes = {u.prefix for u in (first, second) if u.prefix is not None}
+            if not self.row_fusion or len(prefixes) != 1:
+                return False
+            (rows,) = prefixes
+            if not _rows_pay(rows, max(first.largest, second.largest)):
+                return False
+        # Inside of each, all stages have the same rows, and read each other in place.
+        rank = len(rows)
+        return one[:rank] == rows == other[:rank] and (
+            first.has_reduce or second.has_reduce or one == other) and all(
+            _reads_in_place(s, rank, unit.stages)
+            for reader, unit in ((first, second), (second, first))
+            if not reader.reads.keys().isdisjoint(unit.stages) for s in reader.stages)
 
-    def reads_in_place(self, stage: Tensor, rank: int, inside: set[Tensor]) -> bool:
-        """Whether a stage reads others of the cluster only at its own first `rank` indices."""
-        assert stage.body is not None
-        for load in loads(stage.body):
-            if load.source not in inside:
-                continue
-            for d in range(rank):
-                index = load.indices[d]
-                if index is not stage.axes[d].var and not (
-                        isinstance(index, int) and stage.shape[d] == 1):
-                    return False
-        return True
-
-    def rows_pay(self, prefix: tuple[Index, ...], stages: Sequence[Tensor]) -> bool:
-        rows = num_elements(prefix)
-        sizes = [num_elements(s.shape) for s in stages]
-        sizes += [num_elements(r.shape) for s in stages for r in reads(s)]
-        known = [n for n in sizes if isinstance(n, int)]
-        if known and max(known) <= SMALL:
-            return True
-        return not isinstance(rows, int) or rows >= FEW_ROWS
-
-    def merge(self, first: _Cluster, second: _Cluster) -> _Cluster:
+    def merge(self, first: _Unit, second: _Unit) -> _Unit:
+        for maker in self.makers(second):
+            if maker is not first:
+                maker.readers.append(first)
+        first.bits |= second.bits
         first.stages += second.stages
+        first.reads |= second.reads
         first.prefix = first.prefix if first.prefix is not None else second.prefix
-        first.depends |= second.depends
-        first.depends.discard(first)
+        first.length += second.length
+        first.largest = max(first.largest, second.largest)
+        first.depends &= ~first.bits
+        first.follow(second.depends)
         for stage in second.stages:
-            self.clusters[stage] = first
-        self.units.remove(second)
-        for needs in self.behind.values():
-            if second in needs:
-                needs.discard(second)
-                needs |= {first} | first.depends
-        for unit in self.units:
-            if isinstance(unit, _Cluster) and second in unit.depends:
-                unit.depends.discard(second)
-                unit.depends |= {first} | first.depends
+            self.maker[stage] = first
+        del self.units[second]
+        first.readers += [r for r in second.readers if r is not first]
+        for reader in second.readers:
+            reader.follow(first.bits | first.depends)
         return first
 
     # ------------------------------------------------------------ results
-    def ordered(self) -> list[_Cluster | Group]:
+    def ordered(self) -> list[_Unit]:
         """Units in an order in which every one follows those it reads."""
-        made_by: dict[Value, _Cluster | Group] = {}
-        for unit in self.units:
-            for value in self.produced(unit):
-                made_by[value] = unit
-        order: list[_Cluster | Group] = []
-        done: set[int] = set()
-        stack: list[tuple[_Cluster | Group, bool]] = [(u, False) for u in reversed(self.units)]
+        order: dict[_Unit, None] = {}
+        stack = [(u, False) for u in reversed(self.units)]
         while stack:
             unit, expanded = stack.pop()
-            if id(unit) in done:
+            if unit in order:
                 continue
             if expanded:
-                done.add(id(unit))
-                order.append(unit)
+                order[unit] = None
                 continue
             stack.append((unit, True))
-            for value in self.needed(unit):
-                maker = made_by.get(self.root(value))
-                if maker is not None and maker is not unit and id(maker) not in done:
-                    stack.append((maker, False))
-        return order
+            stack += [(maker, False) for maker in self.makers(unit)
+                      if maker is not unit and maker not in order]
+        return list(order)
 
     def root(self, value: Value) -> Value:
         while value in self.aliases:
             value = self.aliases[value]
         return value
 
-    def produced(self, unit: _Cluster | Group) -> list[Value]:
-        if isinstance(unit, Group):
-            return list(unit.outputs)
-        return [self.value_of[s] for s in unit.stages]
-
-    def needed(self, unit: _Cluster | Group) -> list[Value]:
-        if isinstance(unit, Group):
-            return list(unit.inputs)
-        inside = set(unit.stages)
-        return list(dict.fromkeys(self.value_of[r] for s in unit.stages for r in reads(s)
-                                  if r not in inside))
-
-    def group(self, cluster: _Cluster) -> Group:
+    def group(self, cluster: _Unit) -> Group:
         stages = _topological(cluster.stages)
         results = [s for s in stages if self.value_of[s] in self.roots
                    or any(c is not cluster for c in self.readers.get(s, ()))]
@@ -439,16 +444,14 @@ class _Fuser:
                 value = self.value_of[body.source]
             values.append(value)
         results, outputs = self.results_of(node)
-        needs: set[_Cluster] = set()
-        for value in values:
-            needs |= self.needs(self.tensors[value])
-        for value in results:
-            self.behind[self.tensors[value]] = set(needs)
         kind = "attention" if node.op.kind == "attention" else (
             "opaque" if node.op.loops is not None else "host")
         program = Program(self.name(f"k_{_identifier(node.op.name)}"), tuple(inputs),
                           tuple(outputs), tuple(outputs), kind, {"node": node})
-        self.units.append(Group(program, tuple(values), results, (node,)))
+        unit = self.new_unit([self.tensors[v] for v in values],
+                             whole=Group(program, tuple(values), results, (node,)))
+        for value in results:
+            self.maker[self.tensors[value]] = unit
 
     def results_of(self, node: Node) -> tuple[tuple[Value, ...], list[Tensor]]:
         """The values a whole kernel writes, and how: attention exchanges axes as it stores."""
@@ -541,15 +544,56 @@ def _is_contraction(tensor: Tensor | None) -> bool:
 
 
 def _topological(stages: Sequence[Tensor]) -> list[Tensor]:
+    """Stages in their order, but for those that have to wait for a later one."""
+    inside = set(stages)
+    waits = {s: {r for r in reads(s) if r in inside and r is not s} for s in stages}
+    waiting: dict[Tensor, list[Tensor]] = {}
+    for stage, sources in waits.items():
+        for source in sources:
+            waiting.setdefault(source, []).append(stage)
+    place = {s: i for i, s in enumerate(stages)}
+    ready = [place[s] for s in stages if not waits[s]]  # a heap: the earliest comes first
     order: list[Tensor] = []
-    todo = list(stages)
-    while todo:
-        for stage in todo:
-            if not any(r in todo and r is not stage for r in reads(stage)):
-                order.append(stage)
-                todo.remove(stage)
-                break
+    while ready:
+        stage = stages[heapq.heappop(ready)]
+        order.append(stage)
+        for reader in waiting.get(stage, ()):
+            waits[reader].discard(stage)
+            if not waits[reader]:
+                heapq.heappush(ready, place[reader])
     return order
+
+
+def _reads_in_place(stage: Tensor, rank: int, inside: Sequence[Tensor]) -> bool:
+    """Whether a stage reads others of the cluster only at its own first `rank` indices."""
+    assert stage.body is not None
+    for load in loads(stage.body):
+        if load.source not in inside:
+            continue
+        for d in range(rank):
+            index = load.indices[d]
+            if index is not stage.axes[d].var and not (
+                    isinstance(index, int) and stage.shape[d] == 1):
+                return False
+    return True
+
+
+def _length(stage: Tensor) -> int:
+    assert stage.body is not None
+    return cost(stage.body) + len(loads(stage.body))
+
+
+def _long_enough(first: _Unit, second: _Unit) -> bool:
+    """Whether a kernel had better end here, and `second` begin another."""
+    stages = len(first.stages) + len(second.stages)
+    return stages > MOST_STAGES or first.length + second.length > LONGEST or (
+        stages > MOST_STAGES // 2 and len(second.reads) == 1)
+
+
+def _rows_pay(prefix: tuple[Index, ...], largest: int) -> bool:
+    """Whether there are rows for all cores, or so little to do that one core does it all."""
+    rows = num_elements(prefix)
+    return 0 <= largest <= SMALL or not isinstance(rows, int) or rows >= FEW_ROWS
 
 
 def _needed_for(results: Sequence[Tensor], stages: Sequence[Tensor]) -> set[Tensor]:

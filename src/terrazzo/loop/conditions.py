@@ -7,7 +7,7 @@ the loop. Concatenation, padding and triangles are made of such conditions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from terrazzo.dtypes import bool_
@@ -24,7 +24,7 @@ from terrazzo.index import (
 )
 from terrazzo.loop.ir import Block, For, If, Stmt, Store, rewrite, substitute_vars
 from terrazzo.loop.ir import block as in_order
-from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, walk
+from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, children, walk
 from terrazzo.scalar import rewrite as rewrite_scalar
 
 MOST_PIECES = 16  # copies of a loop: code grows with each
@@ -57,14 +57,11 @@ def _cut(loop: For, pieces: int) -> Stmt:
     """One condition at a time; each half may hold more."""
     if pieces < 2:
         return loop
+    loop = _without_known(loop)
     for test in _conditions(loop.body):
         distance = _distance(test)
         assert distance is not None
-        yes, no = (_decided(loop, test, answer) for answer in (True, False))
-        if proves_lt(distance, 0):
-            return _cut(yes, pieces)
-        if proves_le(0, distance):
-            return _cut(no, pieces)
+        yes, no = (_decided(loop, {_test_key(test): answer}) for answer in (True, False))
         if loop.var not in free_vars(distance):
             return If(test, _cut(yes, pieces // 2), _cut(no, pieces // 2))
         step = coefficient(distance, loop.var)
@@ -80,24 +77,42 @@ def _cut(loop: For, pieces: int) -> Stmt:
     return loop
 
 
+def _without_known(loop: For) -> For:
+    """The loop without the conditions that always hold, or never do."""
+    known: dict[object, bool] = {}
+    for test in _conditions(loop.body):
+        distance = _distance(test)
+        assert distance is not None
+        if proves_lt(distance, 0):
+            known[_test_key(test)] = True
+        elif proves_le(0, distance):
+            known[_test_key(test)] = False
+    return _decided(loop, known) if known else loop
+
+
 def _conditions(body: Stmt) -> Iterator[Scalar]:
     """Comparisons of indices that decide about a load."""
     for stmt in (body.stmts if isinstance(body, Block) else (body,)):
         assert isinstance(stmt, Store)
+        loading: set[int] = set()
         for node in walk(stmt.value):
+            if isinstance(node, Load) or any(id(c) in loading for c in children(node)):
+                loading.add(id(node))
             if isinstance(node, Call) and node.op == "where" and any(
-                    isinstance(x, Load) for branch in node.args[1:] for x in walk(branch)):
+                    id(branch) in loading for branch in node.args[1:]):
                 for part in _parts(node.args[0]):
                     if _distance(part) is not None:
                         yield part
 
 
 def _parts(condition: Scalar) -> Iterator[Scalar]:
-    if isinstance(condition, Call) and condition.op in ("and", "or", "not"):
-        for arg in condition.args:
-            yield from _parts(arg)
-    else:
-        yield condition
+    todo = [condition]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, Call) and part.op in ("and", "or", "not"):
+            todo += reversed(part.args)
+        else:
+            yield part
 
 
 def _distance(test: Scalar) -> Index | None:
@@ -119,22 +134,26 @@ def _index(value: Scalar) -> Index | None:
     return None
 
 
-def _decided(loop: For, test: Scalar, answer: bool) -> For:
-    """The loop where the outcome of a comparison is known."""
+def _decided(loop: For, known: Mapping[object, bool]) -> For:
+    """The loop where the outcomes of some comparisons are known."""
 
     def visit(node: Scalar) -> Scalar | None:
         if isinstance(node, Call):
-            if node.op == test_op and tuple(map(_key, node.args)) == test_key:
-                return Const(bool_, answer)
+            if node.op in _NEGATIVE and (key := _test_key(node)) in known:
+                return Const(bool_, known[key])
             return _folded(node)
         return None
 
-    assert isinstance(test, Call)
-    test_op, test_key = test.op, tuple(map(_key, test.args))
     stmts = loop.body.stmts if isinstance(loop.body, Block) else (loop.body,)
     fresh = [replace(s, value=rewrite_scalar(s.value, visit)) for s in stmts
              if isinstance(s, Store)]
     return replace(loop, body=in_order(*fresh))
+
+
+def _test_key(test: Scalar) -> object:
+    """Equal for comparisons of the same indices."""
+    assert isinstance(test, Call)
+    return test.op, *map(_key, test.args)
 
 
 def _key(value: Scalar) -> object:

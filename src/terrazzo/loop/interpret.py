@@ -38,6 +38,7 @@ from terrazzo.scalar import (
     Undefined,
     walk,
 )
+from terrazzo.unwind import Walk, unwind
 
 Env = dict[Var, Any]
 
@@ -46,34 +47,34 @@ def run(function: Function, arrays: Sequence[np.ndarray], dims: Mapping[Var, int
     """Execute a kernel on flat arrays, one a parameter, in place."""
     memory: dict[Buffer, np.ndarray] = dict(zip(function.params, arrays, strict=True))
     with np.errstate(all="ignore"):
-        _run(function.body, {THREADS: 1, **dims}, memory)
+        unwind(_run(function.body, {THREADS: 1, **dims}, memory))
 
 
-def _run(stmt: Stmt, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
+def _run(stmt: Stmt, env: Env, memory: dict[Buffer, np.ndarray]) -> Walk[None]:
     if isinstance(stmt, Block):
         for inner in stmt.stmts:
-            _run(inner, env, memory)
+            yield _run(inner, env, memory)
     elif isinstance(stmt, For):
         lo, hi = int(evaluate(stmt.lo, env)), int(evaluate(stmt.hi, env))
         if stmt.kind == "vector" and isinstance(stmt.body, (Store, Block)):
-            _run_vector(stmt, lo, hi, env, memory)
+            yield _run_vector(stmt, lo, hi, env, memory)
             return
         for i in range(lo, hi):
             env[stmt.var] = i
-            _run(stmt.body, env, memory)
+            yield _run(stmt.body, env, memory)
         env.pop(stmt.var, None)
     elif isinstance(stmt, If):
         if evaluate_scalar(stmt.cond, env, memory):
-            _run(stmt.then, env, memory)
+            yield _run(stmt.then, env, memory)
         elif stmt.orelse is not None:
-            _run(stmt.orelse, env, memory)
+            yield _run(stmt.orelse, env, memory)
     elif isinstance(stmt, Let):
         env[stmt.var] = int(evaluate_scalar(stmt.value, env, memory))
-        _run(stmt.body, env, memory)
+        yield _run(stmt.body, env, memory)
         env.pop(stmt.var, None)
     elif isinstance(stmt, While):
         while evaluate_scalar(stmt.cond, env, memory):
-            _run(stmt.body, env, memory)
+            yield _run(stmt.body, env, memory)
     elif isinstance(stmt, Atomic):
         _atomic(stmt, env, memory)
     elif isinstance(stmt, Pause):
@@ -82,16 +83,17 @@ def _run(stmt: Stmt, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
     elif isinstance(stmt, Alloc):
         size = int(evaluate(stmt.buffer.size, env))
         memory[stmt.buffer] = np.zeros(size, stmt.buffer.dtype.np)
-        _run(stmt.body, env, memory)
+        yield _run(stmt.body, env, memory)
         del memory[stmt.buffer]
     elif isinstance(stmt, Tile):
-        _run(stmt.expand(), env, memory)
+        yield _run(stmt.expand(), env, memory)
     else:
         assert isinstance(stmt, Store)
         _store(stmt, env, memory)
 
 
-def _run_vector(loop: For, lo: int, hi: int, env: Env, memory: dict[Buffer, np.ndarray]) -> None:
+def _run_vector(loop: For, lo: int, hi: int, env: Env, memory: dict[Buffer, np.ndarray]
+                ) -> Walk[None]:
     """All lanes of a vector loop at once, statement by statement, as the vector unit does."""
     if hi <= lo:
         return
@@ -99,7 +101,7 @@ def _run_vector(loop: For, lo: int, hi: int, env: Env, memory: dict[Buffer, np.n
     if not all(isinstance(s, Store) for s in body):
         for i in range(lo, hi):
             env[loop.var] = i
-            _run(loop.body, env, memory)
+            yield _run(loop.body, env, memory)
     else:
         env[loop.var] = np.arange(lo, hi)
         for stmt in body:

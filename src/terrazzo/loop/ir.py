@@ -24,6 +24,7 @@ from terrazzo.dtypes import DType
 from terrazzo.index import Index, Var, substitute
 from terrazzo.loop.packing import Packing
 from terrazzo.scalar import Load, Scalar, format_lines, format_scalar, substitute_indices
+from terrazzo.unwind import Walk, unwind
 
 KINDS = ("serial", "parallel", "vector", "unrolled", "program")
 THREADS = Var("threads", 1)
@@ -231,14 +232,22 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
 
 def rewrite(stmt: Stmt, visit: Callable[[Stmt], Stmt | None]) -> Stmt:
     """Rebuild bottom up; `visit` gets each rebuilt statement and may answer with another."""
+    return unwind(_rewritten(stmt, visit))
+
+
+def _rewritten(stmt: Stmt, visit: Callable[[Stmt], Stmt | None]) -> Walk[Stmt]:
     fresh = stmt
     if isinstance(stmt, Block):
-        fresh = block(*(rewrite(s, visit) for s in stmt.stmts))
+        stmts = []
+        for s in stmt.stmts:
+            stmts.append((yield _rewritten(s, visit)))
+        fresh = block(*stmts)
     elif isinstance(stmt, (For, Alloc, Let, While)):
-        fresh = replace(stmt, body=rewrite(stmt.body, visit))
+        fresh = replace(stmt, body=(yield _rewritten(stmt.body, visit)))
     elif isinstance(stmt, If):
-        fresh = If(stmt.cond, rewrite(stmt.then, visit),
-                   None if stmt.orelse is None else rewrite(stmt.orelse, visit))
+        then = yield _rewritten(stmt.then, visit)
+        orelse = None if stmt.orelse is None else (yield _rewritten(stmt.orelse, visit))
+        fresh = If(stmt.cond, then, orelse)
     answer = visit(fresh)
     return fresh if answer is None else answer
 
@@ -287,48 +296,64 @@ _REDUCE_TEXT = {"add": "+=", "mul": "*=", "max": "max=", "min": "min=", "and": "
 
 def format_stmt(stmt: Stmt, indent: int = 0) -> list[str]:
     """The lines of a statement."""
-    pad = "    " * indent
+    lines: list[str] = []
+    todo: list[tuple[Stmt | str, int]] = [(stmt, indent)]  # a text: a line that follows
+    while todo:
+        node, depth = todo.pop()
+        pad = "    " * depth
+        if isinstance(node, str):
+            lines.append(pad + node)
+            continue
+        lines += [pad + line for line in _head(node)]
+        inside = depth if isinstance(node, (Block, Let, Alloc)) else depth + 1
+        if isinstance(node, If) and node.orelse is not None:
+            todo += [(node.orelse, inside), ("else:", depth), (node.then, inside)]
+        else:
+            todo += [(child, inside) for child in reversed(children(node))]
+    return lines
+
+
+def _head(stmt: Stmt) -> list[str]:
+    """What is written of a statement before those inside of it."""
     if isinstance(stmt, Block):
-        return [line for s in stmt.stmts for line in format_stmt(s, indent)] or [pad + "pass"]
+        return [] if stmt.stmts else ["pass"]
     if isinstance(stmt, For):
-        head = f"{pad}{_KIND_TEXT[stmt.kind]} {stmt.var} in {stmt.lo}..{stmt.hi}:"
-        return [head, *format_stmt(stmt.body, indent + 1)]
+        return [f"{_KIND_TEXT[stmt.kind]} {stmt.var} in {stmt.lo}..{stmt.hi}:"]
     if isinstance(stmt, If):
-        lines = [f"{pad}if {format_scalar(stmt.cond)}:", *format_stmt(stmt.then, indent + 1)]
-        if stmt.orelse is not None:
-            lines += [f"{pad}else:", *format_stmt(stmt.orelse, indent + 1)]
-        return lines
+        return [f"if {format_scalar(stmt.cond)}:"]
     if isinstance(stmt, Let):
-        return [f"{pad}let {stmt.var} = {format_scalar(stmt.value)}",
-                *format_stmt(stmt.body, indent)]
+        return [f"let {stmt.var} = {format_scalar(stmt.value)}"]
     if isinstance(stmt, While):
-        return [f"{pad}while {format_scalar(stmt.cond)}:", *format_stmt(stmt.body, indent + 1)]
+        return [f"while {format_scalar(stmt.cond)}:"]
     if isinstance(stmt, Alloc):
-        return [f"{pad}alloc {stmt.buffer}", *format_stmt(stmt.body, indent)]
+        return [f"alloc {stmt.buffer}"]
     if isinstance(stmt, Store):
-        index = format_scalar(stmt.index) if isinstance(stmt.index, Scalar) else str(stmt.index)
-        sign = _REDUCE_TEXT[stmt.reduce] if stmt.reduce else "="
-        note = "  # streaming" if stmt.streaming is not False else ""
-        if isinstance(stmt.streaming, Scalar):
-            note += f" if {format_scalar(stmt.streaming)}"
-        if stmt.mask is not None:
-            note = f" if {format_scalar(stmt.mask)}{note}"
-        *shared, value = format_lines(stmt.value)
-        return [*(pad + line for line in shared),
-                f"{pad}{stmt.buffer.name}[{index}] {sign} {value}{note}"]
+        return _format_store(stmt)
     if isinstance(stmt, Atomic):
         index = format_scalar(stmt.index) if isinstance(stmt.index, Scalar) else str(stmt.index)
         given = [v for v in (stmt.expected, stmt.value) if v is not None and stmt.kind != "load"]
         target = f"{stmt.old[0].name}[{stmt.old[1]}] = " if stmt.old is not None else ""
-        return [f"{pad}{target}atomic_{stmt.kind}("
+        return [f"{target}atomic_{stmt.kind}("
                 f"{', '.join([f'&{stmt.buffer.name}[{index}]', *map(format_scalar, given)])})"]
     if isinstance(stmt, Pause):
         target = f"{stmt.clock[0].name}[{stmt.clock[1]}] = " if stmt.clock is not None else ""
-        return [f"{pad}{target}pause()"]
+        return [f"{target}pause()"]
     assert isinstance(stmt, Tile)
     places = [f"&{b.name}[{o}]" for b, o in stmt.places]
     rest = [str(s) for s in stmt.sizes] + [f"{k}={v}" for k, v in stmt.constants.items()]
-    return [f"{pad}{stmt.intrinsic.name}({', '.join(places + rest)})"]
+    return [f"{stmt.intrinsic.name}({', '.join(places + rest)})"]
+
+
+def _format_store(stmt: Store) -> list[str]:
+    index = format_scalar(stmt.index) if isinstance(stmt.index, Scalar) else str(stmt.index)
+    sign = _REDUCE_TEXT[stmt.reduce] if stmt.reduce else "="
+    note = "  # streaming" if stmt.streaming is not False else ""
+    if isinstance(stmt.streaming, Scalar):
+        note += f" if {format_scalar(stmt.streaming)}"
+    if stmt.mask is not None:
+        note = f" if {format_scalar(stmt.mask)}{note}"
+    *shared, value = format_lines(stmt.value)
+    return [*shared, f"{stmt.buffer.name}[{index}] {sign} {value}{note}"]
 
 
 def format_function(function: Function) -> str:

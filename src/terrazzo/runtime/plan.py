@@ -15,6 +15,7 @@ from terrazzo.scalar import loads
 from terrazzo.shapes import num_elements
 
 ALIGN = 64  # a cache line, and the widest vector
+STRETCH = 32  # steps that are looked at together for values that live at the same time
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,13 @@ def _offsets(spans: Mapping[Value, _Span]) -> tuple[dict[Value, int], int]:
     Greedy by size: the largest first, each into the smallest gap that it fits into.
     """
     offsets: dict[Value, int] = {}
+    alive: dict[int, list[Value]] = {}  # by stretches of steps: most values live for a few only
     for value, span in sorted(spans.items(), key=lambda item: (-item[1].size, item[1].first)):
-        taken = sorted((offset, offset + spans[v].size) for v, offset in offsets.items()
+        stretches = range(span.first // STRETCH, span.last // STRETCH + 1)
+        near = dict.fromkeys(v for s in stretches for v in alive.get(s, ()))
+        for s in stretches:
+            alive.setdefault(s, []).append(value)
+        taken = sorted((offsets[v], offsets[v] + spans[v].size) for v in near
                        if spans[v].first <= span.last and span.first <= spans[v].last)
         end, gaps = 0, []
         for start, stop in taken:

@@ -44,6 +44,7 @@ from terrazzo.scalar import (
 )
 from terrazzo.scalar import children as scalar_children
 from terrazzo.scalar import walk as walk_scalar
+from terrazzo.unwind import Walk, unwind
 
 if TYPE_CHECKING:
     from terrazzo.codegen.llvm.loops import LoopEmitter
@@ -133,18 +134,21 @@ class ScalarCode:
         self.e, self.scope, self.b = emitter, scope, emitter.b
         self.memo: dict[tuple[int, Val | None], Val] = {}
         self.numbered: dict[tuple[object, ...], Val] = {}  # local value numbering
+        self.safe: set[int] = set()  # all that these nodes are made of may be read anywhere
         self.unsafe: set[int] = set()
         self.certain: set[int] = set()
         self.outer: Val | None = None
 
     def emit(self, root: Scalar, guard: Val | None = None) -> Val:
         """The value of an expression; with a guard, loads happen only where it holds."""
-        for node in walk_scalar(root):
+        known = all(id(c) in self.safe for c in scalar_children(root))
+        for node in (root,) if known else walk_scalar(root):
             outside = isinstance(node, Load) and not self.in_bounds(node)
-            if outside or any(id(c) in self.unsafe for c in scalar_children(node)):
-                self.unsafe.add(id(node))
-        self.certain, self.outer = self.evaluated_anyway(root), guard
-        return self.visit(root, guard)
+            unsafe = outside or any(id(c) in self.unsafe for c in scalar_children(node))
+            (self.unsafe if unsafe else self.safe).add(id(node))
+        self.certain = self.evaluated_anyway(root) if id(root) in self.unsafe else set()
+        self.outer = guard
+        return unwind(self.visit(root, guard))
 
     def evaluated_anyway(self, root: Scalar) -> set[int]:
         """Unsafe nodes whose value is needed whatever the conditions are.
@@ -170,7 +174,7 @@ class ScalarCode:
             return bool(load.source.bounded)  # clipped by the operator, unless there is no size
         return proves_le(0, index) and proves_lt(index, load.source.size)
 
-    def visit(self, node: Scalar, guard: Val | None) -> Val:
+    def visit(self, node: Scalar, guard: Val | None) -> Walk[Val]:
         known = self.scope.known.get(id(node))
         if known is not None:
             return known
@@ -180,10 +184,10 @@ class ScalarCode:
             guard = self.outer
         key = (id(node), guard)
         if key not in self.memo:
-            self.memo[key] = self.compute(node, guard)
+            self.memo[key] = yield self.compute(node, guard)
         return self.memo[key]
 
-    def compute(self, node: Scalar, guard: Val | None) -> Val:
+    def compute(self, node: Scalar, guard: Val | None) -> Walk[Val]:
         if isinstance(node, Const):
             return scalars.constant(node.dtype, node.value)
         if isinstance(node, Undefined):
@@ -197,13 +201,15 @@ class ScalarCode:
             key: tuple[object, ...] = (node.source, id(place) if isinstance(place, Scalar)
                                        else place, guard)
             if key not in self.numbered:
-                self.numbered[key] = self.load(node, guard)
+                self.numbered[key] = yield self.load(node, guard)
             return self.numbered[key]
         assert isinstance(node, Call), type(node)
         if node.op == "where":
-            return self.where(node, guard)
-        args = tuple(self.visit(a, guard) for a in node.args)
-        key = (node.op, node.dtype, node.args[0].dtype, args)
+            return (yield self.where(node, guard))
+        args = []
+        for argument in node.args:
+            args.append((yield self.visit(argument, guard)))
+        key = (node.op, node.dtype, node.args[0].dtype, tuple(args))
         if key not in self.numbered:
             self.numbered[key] = self.operation(node, self.spread(args))
         return self.numbered[key]
@@ -220,8 +226,8 @@ class ScalarCode:
         """After a store: what was loaded from the buffer may have changed."""
         self.numbered = {k: v for k, v in self.numbered.items() if k[0] is not buffer}
 
-    def where(self, node: Call, guard: Val | None) -> Val:
-        condition = self.visit(node.args[0], guard)
+    def where(self, node: Call, guard: Val | None) -> Walk[Val]:
+        condition = yield self.visit(node.args[0], guard)
         yes, no = node.args[1], node.args[2]
         then_guard = else_guard = guard
         if id(yes) in self.unsafe:
@@ -229,8 +235,9 @@ class ScalarCode:
         if id(no) in self.unsafe:
             inverse = self.b.xor(condition, const(condition.ty, True))
             else_guard = self.both(guard, inverse)
-        values = [condition, self.visit(yes, then_guard), self.visit(no, else_guard)]
-        condition, a, b = self.spread(values)
+        chosen = yield self.visit(yes, then_guard)
+        other = yield self.visit(no, else_guard)
+        condition, a, b = self.spread([condition, chosen, other])
         return self.b.select(condition, a, b)
 
     def both(self, a: Val | None, b: Val) -> Val:
@@ -247,12 +254,13 @@ class ScalarCode:
     def index_value(self, index: Index) -> Val:
         return self.e.index(index, self.scope)
 
-    def load(self, node: Load, guard: Val | None) -> Val:
+    def load(self, node: Load, guard: Val | None) -> Walk[Val]:
         dtype = node.source.dtype
         elem = memory_type(dtype)
+        place = yield self.place(node.indices[0], None)
 
         # The address is made outside the branch: what it is made of may be used again later.
-        pointer = self.b.gep(elem, self.scope.memory[node.source], self.place(node))
+        pointer = self.b.gep(elem, self.scope.memory[node.source], place)
 
         def read() -> list[Val]:
             return [self.b.load(elem, pointer, dtype.itemsize)]
@@ -261,9 +269,9 @@ class ScalarCode:
                  self.b.if_values(guard, read, lambda: [const(elem, 0)]))[0]
         return from_memory(self.b, value, dtype)
 
-    def place(self, node: Load) -> Val:
-        index = node.indices[0]
-        return self.visit(index, None) if isinstance(index, Scalar) else self.index_value(index)
+    def place(self, index: Index | Scalar, guard: Val | None) -> Walk[Val]:
+        return (yield self.visit(index, guard)) if isinstance(index, Scalar) else (
+            self.index_value(index))
 
 
 # ---------------------------------------------------------------- in lanes
@@ -329,7 +337,7 @@ class VectorCode(ScalarCode):
         loaded = self.b.load(vec(elem, width), pointer, source.dtype.itemsize)
         return loaded if places == tuple(range(width)) else self.b.shuffle(loaded, None, places)
 
-    def load(self, node: Load, guard: Val | None) -> Val:
+    def load(self, node: Load, guard: Val | None) -> Walk[Val]:
         index, source = node.indices[0], node.source
         dtype, elem = source.dtype, memory_type(source.dtype)
         if not isinstance(index, Scalar):
@@ -339,7 +347,7 @@ class VectorCode(ScalarCode):
             uniform = guard is None or guard.lanes == 1
             if isinstance(step, int) and step == 0 and (uniform or guard is self.lanes.mask):
                 # In a masked tail at least one lane is alive, so the element is there.
-                return super().load(node, None if guard is self.lanes.mask else guard)
+                return (yield super().load(node, None if guard is self.lanes.mask else guard))
             if isinstance(step, int) and step == 1:
                 return from_memory(self.b, self.contiguous(source, index, elem, guard), dtype)
             if isinstance(step, int) and step == -1 and self.lanes.width > 1:
@@ -347,14 +355,14 @@ class VectorCode(ScalarCode):
             vectors = self.shuffled(source, index, elem) if step is None else None
             if vectors is not None:
                 return from_memory(self.b, vectors, dtype)
-        elif self.scalar_step(index) == 1:
+        elif unwind(self.scalar_step(index)) == 1:
             # Rows of a table: where a row begins is data, how it goes on is not.
             first = self.b.gep(elem, self.scope.memory[source], self.at_lane_zero(index))
             return from_memory(self.b, self.vectors(first, source, elem, guard), dtype)
-        place = self.visit(index, guard) if isinstance(index, Scalar) else self.index_value(index)
+        place = yield self.place(index, guard)
         return from_memory(self.b, self.gather(source, place, elem, guard), dtype)
 
-    def scalar_step(self, node: Scalar) -> int | None:
+    def scalar_step(self, node: Scalar) -> Walk[int | None]:
         """How far a computed index moves from lane to lane; None if that is not one number."""
         if isinstance(node, Const) or id(node) in self.scope.known:
             return 0
@@ -363,9 +371,12 @@ class VectorCode(ScalarCode):
             return step if isinstance(step, int) else None
         if not isinstance(node, Call) or node.op not in ("add", "sub", "mul"):
             return None
-        steps = [self.scalar_step(arg) for arg in node.args]
-        if steps[0] is None or steps[1] is None:
-            return None
+        steps = []
+        for arg in node.args:
+            step = yield self.scalar_step(arg)
+            if step is None:
+                return None
+            steps.append(step)
         if node.op == "mul":
             for step, factor in ((steps[0], node.args[1]), (steps[1], node.args[0])):
                 if isinstance(factor, Const):
@@ -378,12 +389,12 @@ class VectorCode(ScalarCode):
         scope.lanes, scope.known = None, self.scope.known
         return ScalarCode(self.e, scope).emit(index)
 
-    def visit(self, node: Scalar, guard: Val | None) -> Val:
+    def visit(self, node: Scalar, guard: Val | None) -> Walk[Val]:
         # In the masked tail every load that varies with the lane needs the mask.
         if guard is None and self.lanes.mask is not None and isinstance(node, Load):
             known = self.scope.known.get(id(node))
-            return known if known is not None else self.compute(node, self.lanes.mask)
-        return super().visit(node, guard)
+            return known if known is not None else (yield self.compute(node, self.lanes.mask))
+        return (yield from super().visit(node, guard))
 
     def pointer(self, source: Buffer, index: Index, elem: str) -> Val:
         """The address of lane 0 of every part, for an index that moves with the lane."""
@@ -483,7 +494,7 @@ class VectorCode(ScalarCode):
             if stmt.mask is None:
                 self.stored[(buffer, index)] = value
             return
-        place = self.visit(index, None) if isinstance(index, Scalar) else self.index_value(index)
+        place = unwind(self.place(index, None))
         if stmt.reduce is not None:
             old = from_memory(self.b, self.gather(buffer, place, elem, mask), dtype)
             value = combine(self.b, stmt.reduce, old, value, dtype)

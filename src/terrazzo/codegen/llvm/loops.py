@@ -153,6 +153,22 @@ class LoopEmitter:
 
     # ------------------------------------------------------------ statements
     def stmt(self, stmt: Stmt, scope: Scope) -> None:
+        heap: list[Val] = []
+        while isinstance(stmt, (Alloc, Let)):  # large kernels are thousands of them, nested
+            if isinstance(stmt, Let):
+                value = self.value(stmt.value, scope)
+                value = scalars.cast(self.b, value, stmt.value.dtype, int64)
+                scope = self.inside(scope, stmt.var, value)
+            elif stmt.buffer not in scope.memory:  # its size is known only here
+                scope = Scope(scope.env, dict(scope.memory), scope.lanes)
+                heap.append(self.allocate([stmt.buffer], scope))
+            stmt = stmt.body
+        self.bare(stmt, scope)
+        for memory in reversed(heap):
+            self.b.call("void", "free", [memory])
+
+    def bare(self, stmt: Stmt, scope: Scope) -> None:
+        """A statement that begins with no name and no buffer of its own."""
         if isinstance(stmt, Block):
             left = stmt.stmts
             while left:
@@ -170,19 +186,8 @@ class LoopEmitter:
             orelse = stmt.orelse
             self.b.if_(condition, lambda: self.stmt(stmt.then, scope),
                        None if orelse is None else lambda: self.stmt(orelse, scope))
-        elif isinstance(stmt, Alloc):
-            if stmt.buffer in scope.memory:
-                self.stmt(stmt.body, scope)
-            else:  # its size is known only here
-                inner = Scope(scope.env, dict(scope.memory), scope.lanes)
-                memory = self.allocate([stmt.buffer], inner)
-                self.stmt(stmt.body, inner)
-                self.b.call("void", "free", [memory])
         elif isinstance(stmt, Tile):
             self.tile(stmt, scope)
-        elif isinstance(stmt, Let):
-            value = scalars.cast(self.b, self.value(stmt.value, scope), stmt.value.dtype, int64)
-            self.stmt(stmt.body, self.inside(scope, stmt.var, value))
         elif isinstance(stmt, While):
             self.while_(stmt, scope)
         elif isinstance(stmt, Atomic):
@@ -388,14 +393,14 @@ class LoopEmitter:
 
 def _allocs(stmt: Stmt, stop_at_parallel: bool) -> list[Alloc]:
     found = []
-    if isinstance(stmt, Alloc):
-        found.append(stmt)
-    if stop_at_parallel and isinstance(stmt, For) and stmt.kind in ("parallel", "program"):
-        return found
-    for child in children(stmt):
-        found += _allocs(child, stop_at_parallel)
-    if isinstance(stmt, Tile):
-        found += _allocs(stmt.expand(), stop_at_parallel)
+    todo = [stmt]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Alloc):
+            found.append(node)
+        if stop_at_parallel and isinstance(node, For) and node.kind in ("parallel", "program"):
+            continue
+        todo += [node.expand()] if isinstance(node, Tile) else reversed(children(node))
     return found
 
 

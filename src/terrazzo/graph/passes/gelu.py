@@ -123,9 +123,9 @@ def _inside(value: Value, depth: int) -> Iterator[Value]:
     front = [_stored(value)]
     for _ in range(depth):
         yield from front
-        made = (made_by(u, *_ARITHMETIC) for u in front)
-        front = [_stored(v) for node in made if node is not None
-                 for v in operands(node) if splat(v) is None]
+        makers = (made_by(u, *_ARITHMETIC) for u in front)
+        front = list(dict.fromkeys(_stored(v) for node in makers if node is not None
+                                   for v in operands(node) if splat(v) is None))
 
 
 def _rule(form: Form) -> Rule:
