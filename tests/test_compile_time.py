@@ -113,6 +113,20 @@ def products(steps: int) -> Body:
     return body
 
 
+def norms(steps: int) -> Body:
+    """Layer norms as exporters write them: three rules apply to each, one after the other."""
+    weight, bias = np.linspace(0.5, 1.5, 8, dtype=np.float32), np.ones(8, np.float32)
+
+    def body(x: Any) -> Any:
+        for _ in range(steps):
+            centred = x - tz.mean(x, axis=-1, keepdims=True)
+            variance = tz.mean(centred * centred, axis=-1, keepdims=True)
+            x = x + (centred / tz.sqrt(variance + 1e-5) * weight + bias)
+        return x
+
+    return body
+
+
 def long_sum(steps: int) -> Body:
     """One expression of many terms."""
     def body(x: Any) -> Any:
@@ -134,6 +148,7 @@ PROGRAMS: dict[str, tuple[Callable[[int], Body], tuple[int, ...], int]] = {
     "diamonds": (diamonds, (64,), 40),
     "fibonacci": (fibonacci, (64,), 60),
     "products": (products, (8, 8), 40),
+    "norms": (norms, (8, 8), 15),
     "long sum": (long_sum, (8, 8), 120),
 }
 

@@ -261,3 +261,21 @@ def _time(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+def test_rules_along_a_chain_apply_in_a_few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that wants a value used once finds those of a chain in one sweep, not one in each."""
+    x = Wild("x")
+    rules = RuleTable((Rule("negate once", P.negative(P.exp(x).once()), lambda x: -x),))
+
+    def chain(value: Any) -> Any:
+        for _ in range(40):
+            value = -exp(value)
+        return value
+
+    sweeps = []
+    one_sweep = engine.sweep
+    monkeypatch.setattr(engine, "sweep", lambda *args: (sweeps.append(1), one_sweep(*args))[1])
+    _, applied = rewrite(trace(chain, [TensorType((4,), float32)], "chain")[0], rules)
+    assert len(applied) == 40
+    assert len(sweeps) <= 3

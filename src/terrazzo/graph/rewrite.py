@@ -454,7 +454,7 @@ def _one_round(graph: Graph, index: Mapping[str, Sequence[Rule]], applied: list[
                 return answer
         return None
 
-    return sweep(graph, visit)
+    return sweep(graph, visit, uses)
 
 
 @dataclass
@@ -467,12 +467,16 @@ class _Task:
     answer: Sequence[Value] = field(default_factory=tuple)
 
 
-def sweep(graph: Graph, visit: Callable[[Node], Sequence[Value] | None]) -> Graph:
+def sweep(graph: Graph, visit: Callable[[Node], Sequence[Value] | None],
+          uses: dict[Value, int] | None = None) -> Graph:
     """Visit every node, producers first; what `visit` answers replaces it and is visited too.
 
     A replacement's nodes inherit the source line of the node they replace. No recursion, so a
-    graph may be as deep as it likes.
+    graph may be as deep as it likes. `uses`, the use counts of the graph, are kept up to date for
+    what takes the place of its values: else a rule that asks for a value used once would find one
+    in a chain only after as many sweeps as there are rewrites before it.
     """
+    uses = {} if uses is None else uses
     original = set(graph.nodes)
     settled: dict[Value, Value] = {}
     stack = [_Task(v.node, None) for v in reversed(graph.outputs) if v.node is not None]
@@ -490,6 +494,8 @@ def sweep(graph: Graph, visit: Callable[[Node], Sequence[Value] | None]) -> Grap
             fresh = node
             if where != node.where or any(a is not b for a, b in zip(inputs, node.inputs)):
                 fresh = Node(node.op, inputs, node.attrs, node.types, where)
+                uses.update((new, uses[old]) for old, new in zip(node.outputs, fresh.outputs)
+                            if old in uses)
             with trace_scope():
                 answer = visit(fresh)
             if answer is None:
@@ -499,7 +505,10 @@ def sweep(graph: Graph, visit: Callable[[Node], Sequence[Value] | None]) -> Grap
                 stack.append(_Task(node, None, "settle", answer))
                 _enter(stack, answer, settled, original, where)
         else:
-            settled.update((v, settled.get(a, a)) for v, a in zip(node.outputs, task.answer))
+            for value, given in zip(node.outputs, task.answer):
+                final = settled[value] = settled.get(given, given)
+                if value in uses:
+                    uses[final] = uses.get(final, 1) + uses[value] - 1
     return Graph(graph.name, graph.inputs, tuple(settled.get(v, v) for v in graph.outputs))
 
 
