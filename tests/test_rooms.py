@@ -32,8 +32,9 @@ ROOMS: dict[str, set[str]] = {
     "triton_cpu": {"base", "loop", "expr", "chips", "codegen", "runtime"},
     "frontends": {"base", "expr", "ops", "graph"},
     "session": {"base", "ops", "graph", "chips", "runtime", "frontends", "compiler"},
+    "ort": {"base", "runtime", "frontends", "session"},
     "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "frontends",
-            "session", "triton_cpu"},
+            "session", "triton_cpu", "ort"},
 }
 
 PACKAGE = Path(terrazzo.errors.__file__).parent

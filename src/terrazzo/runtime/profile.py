@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from terrazzo.knobs import knobs
 
@@ -91,7 +92,11 @@ class Recording:
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write Chrome trace events, which Perfetto and chrome://tracing open."""
-        events = []
+        Path(path).write_text(json.dumps({"traceEvents": self.events(), "displayTimeUnit": "ns"}))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Every run and every kernel as a Chrome trace event."""
+        events: list[dict[str, Any]] = []
         for run in self.runs:
             common = {"ph": "X", "pid": os.getpid(), "tid": run.thread}
             events.append({**common, "name": run.name, "cat": "run", "ts": run.start_ns / 1e3,
@@ -102,7 +107,7 @@ class Recording:
                                "dur": k.duration_ns / 1e3,
                                "args": {"operators": k.origin, "flops": k.flops,
                                         "bytes": k.bytes}})
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+        return events
 
 
 _open: list[Recording] = []  # list operations are atomic

@@ -1,0 +1,76 @@
+"""What a model says of its inputs, outputs and itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from terrazzo.errors import TerrazzoError
+from terrazzo.frontends.onnx.types import STRING, dtype_of, type_text
+
+
+class NodeArg:
+    """An input or output as a program sees it."""
+
+    def __init__(self, info: Any):
+        self.name: str = info.name
+        self.type = written_type(info.type)
+        self.shape = _shape(info.type)
+
+    def __repr__(self) -> str:
+        return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape})"
+
+
+def written_type(type: Any) -> str:
+    """A TypeProto as onnxruntime writes it: "tensor(float)", "seq(map(int64,tensor(float)))"."""
+    kind = type.WhichOneof("value")
+    if kind == "sequence_type":
+        return f"seq({written_type(type.sequence_type.elem_type)})"
+    if kind == "optional_type":
+        return f"optional({written_type(type.optional_type.elem_type)})"
+    if kind == "map_type":
+        key = _element(type.map_type.key_type).removeprefix("tensor(").removesuffix(")")
+        return f"map({key},{written_type(type.map_type.value_type)})"
+    if kind == "sparse_tensor_type":
+        return "sparse_" + _element(type.sparse_tensor_type.elem_type)
+    return _element(type.tensor_type.elem_type)
+
+
+def _element(code: int) -> str:
+    try:
+        return type_text("string" if code == STRING else dtype_of(code))
+    except TerrazzoError:
+        return "tensor(undefined)"
+
+
+def _shape(type: Any) -> list[Any]:
+    """Sizes: numbers, names, or None."""
+    if type.WhichOneof("value") != "tensor_type":
+        return []
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None
+            for d in type.tensor_type.shape.dim]
+
+
+def with_inferred(infos: list[Any], graph: Any) -> list[Any]:
+    """ValueInfoProtos of outputs, where they say little those that inference found."""
+    known = {o.name: o for o in graph.output}
+    return [known.get(i.name, i) if _says_little(i) else i for i in infos]
+
+
+def _says_little(info: Any) -> bool:
+    tensor = info.type.tensor_type
+    return not info.type.WhichOneof("value") or (
+        info.type.WhichOneof("value") == "tensor_type" and (
+            not tensor.elem_type or not tensor.HasField("shape")))
+
+
+class ModelMetadata:
+    """What a model says of itself."""
+
+    def __init__(self, proto: Any):
+        self.producer_name = proto.producer_name
+        self.graph_name = proto.graph.name
+        self.domain = proto.domain
+        self.description = proto.doc_string
+        self.graph_description = proto.graph.doc_string
+        self.version = proto.model_version
+        self.custom_metadata_map = {e.key: e.value for e in proto.metadata_props}

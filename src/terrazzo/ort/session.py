@@ -1,0 +1,241 @@
+"""InferenceSession: onnxruntime's methods on a session of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from terrazzo.errors import ArgumentError, ModelError, TerrazzoError, UnsupportedOperator
+from terrazzo.ort.metadata import ModelMetadata, NodeArg, with_inferred
+from terrazzo.ort.options import LEVELS, RunOptions, SessionOptions
+from terrazzo.ort.values import IOBinding, OrtValue
+from terrazzo.runtime.profile import Recording
+from terrazzo.session import Session
+from terrazzo.session.report import REFERENCE as BY_REFERENCE
+from terrazzo.session.report import placement
+
+CPU, REFERENCE = "CPUExecutionProvider", "ReferenceExecutionProvider"
+PROVIDERS = (CPU, REFERENCE)
+
+
+class InferenceSession:
+    """A model, loaded and compiled, with onnxruntime's methods."""
+
+    def __init__(self, path_or_bytes: Any, sess_options: SessionOptions | None = None,
+                 providers: Sequence[Any] | None = None,
+                 provider_options: Sequence[Mapping[str, Any]] | None = None, **_: Any):
+        self._options = sess_options or SessionOptions()
+        options = self._options
+        self._providers = _provider_names(
+            providers if providers is not None else options._wanted_providers or None)
+        check_provider_options(providers, provider_options)
+        is_path = isinstance(path_or_bytes, (str, os.PathLike))
+        self._model_path = os.fspath(path_or_bytes) if is_path else None
+        self._model_bytes = None if is_path else path_or_bytes
+        self._session = Session(
+            with_initializers(path_or_bytes, options._given) if options._given else path_or_bytes,
+            reference=REFERENCE in self._providers,
+            threads=options.intra_op_num_threads,
+            level=LEVELS[int(options.graph_optimization_level)], sizes=options._sizes,
+            profile=options.enable_profiling)
+        refuse_what_cannot_run(self._session)
+        self._started = time.time_ns()
+        if options.optimized_model_filepath:
+            self._session.export(options.optimized_model_filepath)
+
+    # ------------------------------------------------------------ what the model is
+    def get_inputs(self) -> list[NodeArg]:
+        return [NodeArg(i) for i in self._session.model.input_infos]
+
+    def get_outputs(self) -> list[NodeArg]:
+        return [NodeArg(i) for i in self._output_infos]
+
+    @cached_property
+    def _output_infos(self) -> list[Any]:
+        import onnx
+
+        declared = list(self._session.model.graph.output)
+        try:
+            inferred = onnx.shape_inference.infer_shapes(self._session.model.proto)
+        except Exception:  # what it cannot follow stays as declared
+            return declared
+        return with_inferred(declared, inferred.graph)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        return [NodeArg(i) for i in self._session.model.overridable_infos]
+
+    def get_modelmeta(self) -> ModelMetadata:
+        return ModelMetadata(self._session.model.proto)
+
+    def get_providers(self) -> list[str]:
+        return list(self._providers)
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return {p: {} for p in self._providers}
+
+    def get_session_options(self) -> SessionOptions:
+        return self._options
+
+    # ------------------------------------------------------------ running
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+            run_options: RunOptions | None = None) -> list[Any]:
+        """The outputs, all or those named."""
+        if run_options is not None:
+            _stop_if_told(run_options)
+        for value in input_feed.values():
+            if isinstance(value, OrtValue):
+                input_feed = {n: v.numpy() if isinstance(v, OrtValue) else v
+                              for n, v in input_feed.items()}
+                break
+        return self._session.run(input_feed, output_names)
+
+    def run_with_ort_values(self, output_names: Sequence[str] | None,
+                            input_dict_ort_values: Mapping[str, OrtValue],
+                            run_options: RunOptions | None = None) -> list[OrtValue]:
+        """The same from and to OrtValues."""
+        return [OrtValue(r) for r in self.run(output_names, input_dict_ort_values, run_options)]
+
+    def run_async(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+                  callback: Callable[[Any, Any, str], None], user_data: Any,
+                  run_options: RunOptions | None = None) -> None:
+        """Run in another thread, which calls back with the outputs, or with what went wrong."""
+        def work() -> None:
+            try:
+                results = self.run(output_names, input_feed, run_options)
+            except Exception as error:
+                callback([], user_data, str(error))
+            else:
+                callback(results, user_data, "")
+
+        threading.Thread(target=work, name="run_async", daemon=True).start()
+
+    def io_binding(self) -> IOBinding:
+        """A fresh binding of inputs and outputs to memory."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None
+                           ) -> None:
+        """Run on what is bound."""
+        _stop_if_told(run_options)
+        iobinding._run()
+
+    # ------------------------------------------------------------ providers
+    def set_providers(self, providers: Sequence[Any] | None = None,
+                      provider_options: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Accepted: what is compiled for the CPU stays so."""
+        _provider_names(providers)
+
+    def enable_fallback(self) -> None:
+        """Accepted: there is one provider to fall back to, and it runs everything."""
+
+    def disable_fallback(self) -> None:
+        """Accepted, for the same reason."""
+
+    def get_tuning_results(self) -> list[Any]:
+        """None: kernels are chosen when a model is compiled."""
+        return []
+
+    def set_tuning_results(self, results: Sequence[Any], *, error_on_invalid: bool = False) -> None:
+        """Accepted, for the same reason."""
+
+    def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
+        """Accepted: the CPU provider has none."""
+
+    # ------------------------------------------------------------ profiling
+    def get_profiling_start_time_ns(self) -> int:
+        return self._started
+
+    def end_profiling(self) -> str:
+        """Write what was recorded as a list of events (it opens in Perfetto); answers its path."""
+        profiles = self._session.profiles
+        if profiles is None:
+            return ""
+        name = f"{self._options.profile_file_prefix}{time.strftime('%Y-%m-%d_%H-%M-%S')}.json"
+        path = Path(os.getcwd()) / name
+        path.write_text(json.dumps(Recording(list(profiles)).events()))
+        profiles.clear()
+        return str(path)
+
+
+def _stop_if_told(options: RunOptions | None) -> None:
+    if options is not None and options.terminate:
+        raise TerrazzoError("this run was told to terminate", hint="set terminate to False")
+
+
+def _provider_names(given: Sequence[Any] | None) -> tuple[str, ...]:
+    """Providers by name; of those that are not here a warning tells, and the CPU takes over."""
+    if given is None:
+        return PROVIDERS
+    names = [p if isinstance(p, str) else p[0] for p in given]
+    for name in names:
+        if name not in PROVIDERS:
+            warnings.warn(f"Specified provider {name!r} is not in available provider names. "
+                          f"Available providers: {', '.join(map(repr, PROVIDERS))}", stacklevel=3)
+    known = tuple(dict.fromkeys(n for n in names if n in PROVIDERS))
+    return known if CPU in known else (*known, CPU)
+
+
+def check_provider_options(providers: Sequence[Any] | None,
+                           options: Sequence[Mapping[str, Any]] | None) -> None:
+    """Options come one for each provider, in one place."""
+    if not options:
+        return
+    if len(options) != len(providers or ()):
+        raise ArgumentError(f"{len(options)} provider_options for {len(providers or ())} providers")
+    if any(not isinstance(p, str) for p in providers or ()):
+        raise ArgumentError("options of providers stand beside their names, or in "
+                            "provider_options, not both")
+
+
+def refuse_what_cannot_run(session: Session) -> None:
+    """Raise for a node that nothing here runs, before anybody waits for a run to find that out."""
+    if session.whole is not None:
+        return
+    for node, placed in zip(session.model.graph.node, placement(session), strict=True):
+        if placed.where != BY_REFERENCE:
+            continue
+        if not session.setting.reference or not _has_schema(node, session.model.opsets):
+            raise UnsupportedOperator(f"{placed.node} cannot run here: {placed.why}",
+                                  where=session.model.where or None)
+
+
+def _has_schema(node: Any, opsets: Mapping[str, int]) -> bool:
+    from onnx import defs
+
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        return bool(defs.get_schema(node.op_type, opsets.get(domain, 1), domain))
+    except defs.SchemaError:
+        return False
+
+
+def with_initializers(source: Any, given: Mapping[str, OrtValue]) -> Any:
+    """A model with some of its initialisers replaced, those in other files among them."""
+    import onnx
+    from onnx import numpy_helper
+
+    is_path = isinstance(source, (str, os.PathLike))
+    proto = onnx.load_model(source, load_external_data=False) if is_path else (
+        onnx.ModelProto.FromString(bytes(source)))
+    known = {t.name: t for t in proto.graph.initializer}
+    for name, value in given.items():
+        if name not in known:
+            raise ModelError(f"the model has no initialiser {name!r} to replace")
+        array: np.ndarray = value.numpy()
+        if list(known[name].dims) != list(array.shape):
+            raise ModelError(f"the initialiser {name!r} has shape {list(known[name].dims)}, "
+                             f"given is {list(array.shape)}")
+        known[name].CopyFrom(numpy_helper.from_array(array, name))
+    if is_path:
+        folder = os.path.dirname(os.fspath(source))
+        onnx.external_data_helper.load_external_data_for_model(proto, folder)
+    return proto

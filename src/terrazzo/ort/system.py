@@ -1,0 +1,86 @@
+"""The installation as onnxruntime's module describes it: providers, versions, logging."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from typing import Any
+
+from terrazzo.ort.session import PROVIDERS
+from terrazzo.version import __version__ as terrazzo_version
+
+# The interface that this module has is that of this onnxruntime; programs ask before they use it.
+API_VERSION = "1.22.0"
+
+
+def get_available_providers() -> list[str]:
+    """The providers of this installation."""
+    return list(PROVIDERS)
+
+
+def get_all_providers() -> list[str]:
+    """The same: nothing needs another build."""
+    return list(PROVIDERS)
+
+
+def get_ep_devices() -> list[Any]:
+    """Devices of plug-in providers: none."""
+    return []
+
+
+def get_device() -> str:
+    """The device models run on."""
+    return "CPU"
+
+
+def set_default_logger_severity(level: int) -> None:
+    """Map onnxruntime's severities (0 verbose ... 4 fatal) onto Python's logging."""
+    levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+    logging.getLogger("terrazzo").setLevel(levels[max(0, min(level, 4))])
+
+
+def set_default_logger_verbosity(level: int) -> None:
+    """Accepted: what is logged does not get more detailed."""
+
+
+def set_seed(seed: int) -> None:
+    """Accepted: operators that draw numbers have seeds of their own."""
+
+
+def set_global_thread_pool_sizes(intra_op: int, inter_op: int) -> None:
+    """Threads of sessions that name none themselves."""
+    from terrazzo.knobs import knobs
+
+    setattr(knobs, "threads", intra_op)  # noqa: B010 - a setting, read-only to type checkers
+
+
+def enable_telemetry_events() -> None:
+    """Nothing is ever sent."""
+
+
+def disable_telemetry_events() -> None:
+    """Nothing is ever sent."""
+
+
+def has_collective_ops() -> bool:
+    """Whether models may run on several devices together: no."""
+    return False
+
+
+def get_version_string() -> str:
+    """The version of onnxruntime whose interface this is."""
+    return API_VERSION
+
+
+def get_build_info() -> str:
+    """What runs here."""
+    return f"terrazzo {terrazzo_version}, interface of onnxruntime {API_VERSION}"
+
+
+def preload_dlls(*_: Any, **__: Any) -> None:
+    """There are none to load."""
+
+
+def print_debug_info() -> None:
+    """What somebody who reports a problem should send."""
+    print(get_build_info(), platform.platform(), platform.python_version(), sep="\n")
