@@ -23,14 +23,14 @@ from terrazzo.frontends.onnx.importer import MISFITS
 from terrazzo.frontends.onnx.model import node_text, outer_names, tensor_array
 from terrazzo.frontends.onnx.registry import attribute_value
 from terrazzo.graph.ir import TensorType
-from terrazzo.session import host_ml, host_strings
+from terrazzo.session import host_microsoft, host_ml, host_strings
 from terrazzo.session.host_ops import HOST_OPS
 from terrazzo.session.reference import ReferenceNode
 
 if TYPE_CHECKING:
     from terrazzo.session.block import Block
 
-assert host_ml and host_strings  # importing them registers what they run
+assert host_ml and host_microsoft and host_strings  # importing them registers what they run
 Env = Mapping[str, Any]
 
 

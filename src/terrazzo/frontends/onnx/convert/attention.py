@@ -22,7 +22,7 @@ from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.creation import arange
 from terrazzo.ops.indexing import take
 from terrazzo.ops.norm import safe_softmax
-from terrazzo.ops.reduce import in_shape, in_type, widened
+from terrazzo.ops.reduce import in_shape, in_type, max_, sum_, widened
 from terrazzo.ops.shape import broadcast_to, concat, permute_dims, span, stack
 
 
@@ -112,7 +112,7 @@ def attended(q: Value, k: Value, v: Value, visibility: Visibility, scale: float 
 
 
 def _in_steps(q: Value, k: Value, v: Value, visibility: Visibility, scale: float | None,
-              softcap: float) -> tuple[Value, tuple[Value, Value, Value, Value]]:
+              softcap: float, sinks: Any = None) -> tuple[Value, tuple[Value, Value, Value, Value]]:
     """Attention step by step: the result, and scores as they are after each step."""
     heads = q.shape[1]
     wide_q, wide_k, wide_v = (widened(x) for x in (q, k, v))
@@ -127,9 +127,23 @@ def _in_steps(q: Value, k: Value, v: Value, visibility: Visibility, scale: float
     else:  # what is hidden stays so, whatever the scores are
         biased = e.where(e.equal(mask, -math.inf), -math.inf,
                          capped + in_type(mask, capped.dtype))
-    weights = safe_softmax(biased, axis=-1)
+    weights = safe_softmax(biased, axis=-1) if sinks is None else _drained(biased, sinks)
     y = batch_matmul(weights, _repeated_heads(wide_v, heads))
     return in_type(y, q.dtype), (raw, capped, biased, weights)
+
+
+def _drained(scores: Value, sinks: Any) -> Value:
+    """A softmax with one more score, which takes its share and gives nothing."""
+    sink = sinks if not isinstance(sinks, Value) else in_type(sinks, scores.dtype)
+    most = e.maximum(max_(scores, axis=-1, keepdims=True), sink)
+    parts = e.exp(scores - most)
+    return parts / (sum_(parts, axis=-1, keepdims=True) + e.exp(sink - most))
+
+
+def attended_with_sinks(q: Value, k: Value, v: Value, visibility: Visibility, scale: float | None,
+                        softcap: float, sinks: Any) -> Value:
+    """Attention with a score for each head that takes its share and gives nothing."""
+    return _in_steps(q, k, v, visibility, scale, softcap, sinks)[0]
 
 
 def _default_scale(q: Value) -> Any:

@@ -68,7 +68,8 @@ _ENDINGS: dict[str, Callable[..., Value]] = {
 }
 
 
-def _ended(call: Call, x: Value, parameters: Sequence[float]) -> Value:
+def ended(call: Call, x: Value, parameters: Sequence[float]) -> Value:
+    """What the activation that a node ends in makes of a value."""
     name = call.attr("activation", "")
     if name not in _ENDINGS:
         call.unsupported(f"ends in the activation {name!r}")
@@ -100,7 +101,7 @@ def fused_gemm(call: Call) -> Value:
                           call.attr("beta", 1.0), bool(call.attr("transA", 0)),
                           bool(call.attr("transB", 0)))
     given = (call.attr(f"activation_{name}") for name in ("alpha", "beta", "gamma"))
-    return _ended(call, product, [g for g in given if g is not None])
+    return ended(call, product, [g for g in given if g is not None])
 
 
 @converts("GemmFastGelu", domain=MICROSOFT)
@@ -114,7 +115,7 @@ def fused_conv(call: Call) -> Value:
     y = conv(call)
     assert isinstance(y, Value)
     added = call.optional(3)
-    return _ended(call, y if added is None else y + added, call.attr("activation_params", []))
+    return ended(call, y if added is None else y + added, call.attr("activation_params", []))
 
 
 # ---------------------------------------------------------------- norms

@@ -13,6 +13,7 @@ from terrazzo.frontends.onnx.convert.attention import (
     Visibility,
     angles_at,
     attended,
+    attended_with_sinks,
     join_heads,
     key_places,
     not_after,
@@ -75,7 +76,7 @@ def _scale(call: Call) -> float | None:
     return call.attr("scale", 0.0) or None  # 0 stands for the default
 
 
-def _refuse(call: Call, inputs: dict[int, str], attributes: dict[str, Any]) -> None:
+def refuse(call: Call, inputs: dict[int, str], attributes: dict[str, Any]) -> None:
     for i, what in inputs.items():
         if call.has(i):
             call.unsupported(f"has {what}, which is not supported")
@@ -87,23 +88,30 @@ def _refuse(call: Call, inputs: dict[int, str], attributes: dict[str, Any]) -> N
 # ---------------------------------------------------------------- one input for q, k and v
 @converts("Attention", domain=MICROSOFT)
 def attention(call: Call) -> Result:
-    _refuse(call, {6: "a shared cache"}, {"do_rotary": 0, "past_present_share_buffer": 0})
-    x, heads = call.value(0), call.attr("num_heads")
-    projected = matmul(x, call.value(1))
+    refuse(call, {6: "a shared cache"}, {"do_rotary": 0, "past_present_share_buffer": 0})
+    projected = matmul(call.value(0), call.value(1))
     if call.has(2):
         projected = projected + call.value(2)
+    return attended_projection(call, projected, mask=3, past=4, bias=5)
+
+
+def attended_projection(call: Call, projected: Value, *, mask: int, past: int, bias: int = -1
+                        ) -> Result:
+    """Attention of queries, keys and values side by side; its other inputs by their numbers."""
+    heads = call.attr("num_heads")
     sizes = call.attr("qkv_hidden_sizes") or [projected.shape[-1] // 3] * 3
     q, k, v = (split_heads(part, heads) for part in split(
         projected, indices_or_sections=(sizes[0], sizes[0] + sizes[1]), axis=-1))
-    past: Index = 0
-    if call.has(4):
-        cache = call.value(4)
-        past = cache.shape[3]
+    before_them: Index = 0
+    if call.has(past):
+        cache = call.value(past)
+        before_them = cache.shape[3]
         before = [in_shape(span(cache, 0, n, n + 1), cache.shape[1:]) for n in (0, 1)]
         k, v = concat(before[0], k, axis=2), concat(before[1], v, axis=2)
     queries, keys = q.shape[2], k.shape[2]
-    visibility = _one_way(call, queries, keys, past).with_bias(
-        _key_mask(call, call.optional(3), q.shape[0], queries, keys)).with_bias(call.optional(5))
+    visibility = _one_way(call, queries, keys, before_them).with_bias(
+        _key_mask(call, call.optional(mask), q.shape[0], queries, keys)).with_bias(
+        call.optional(bias) if bias >= 0 else None)
     y = join_heads(attended(q, k, v, visibility, _scale(call)))
     return y, stack(k, v, axis=0) if call.wants(1) else None
 
@@ -111,7 +119,7 @@ def attention(call: Call) -> Result:
 # ---------------------------------------------------------------- inputs by themselves, or packed
 @converts("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(call: Call) -> Result:
-    _refuse(call, {8: "a shared cache", 9: "a cache for beam search"}, {})
+    refuse(call, {8: "a shared cache", 9: "a cache for beam search"}, {})
     if call.wants(3):
         call.unsupported("is asked for its scores")
     heads = call.attr("num_heads")
@@ -169,11 +177,9 @@ def _plus(x: Value, bias: Value | None) -> Value:
 # ---------------------------------------------------------------- grouped queries with a cache
 @converts("GroupQueryAttention", domain=MICROSOFT)
 def group_query_attention(call: Call) -> Result:
-    _refuse(call, {11: "sinks of attention", 12: "a quantised cache", 13: "a quantised cache",
+    refuse(call, {12: "a quantised cache", 13: "a quantised cache",
                    14: "norms of queries", 15: "norms of keys"},
             {"qk_output": 0, "sliding_window_cache": 0, "causal": 1})
-    if call.attr("smooth_softmax", 0) > 0:
-        call.unsupported("adds a sink to its softmax (smooth_softmax)")
     q, k, v = _grouped_inputs(call)
     batch, _, queries, _ = q.shape
     past, lengths = call.optional(3), call.value(5)
@@ -193,8 +199,17 @@ def group_query_attention(call: Call) -> Result:
         k, v = (_extended(old, new, preceding, total)
                 for old, new in ((past, k), (call.value(4), v)))
     visibility = _windowed(call, queries, k.shape[2], preceding).with_bias(call.optional(10))
-    y = attended(q, k, v, visibility, _scale(call), call.attr("softcap", 0.0))
+    softcap, sinks = call.attr("softcap", 0.0), _sinks(call)
+    y = attended(q, k, v, visibility, _scale(call), softcap) if sinks is None else (
+        attended_with_sinks(q, k, v, visibility, _scale(call), softcap, sinks))
     return join_heads(y), k, v
+
+
+def _sinks(call: Call) -> Any:
+    """A score that draws attention to nothing, one a head: given, or 0 (smooth_softmax)."""
+    if call.has(11):
+        return in_shape(call.value(11), (1, call.attr("num_heads"), 1, 1))
+    return 0.0 if call.attr("smooth_softmax", 0) > 0 else None
 
 
 def _grouped_inputs(call: Call) -> tuple[Value, Value, Value]:
@@ -260,7 +275,7 @@ def _windowed(call: Call, queries: Index, keys: Index, preceding: Any) -> Visibi
 # ---------------------------------------------------------------- rotary embedding
 @converts("RotaryEmbedding", domain=MICROSOFT)
 def rotary_embedding(call: Call) -> Value:
-    _refuse(call, {}, {"is_packed_batching": 0})
+    refuse(call, {}, {"is_packed_batching": 0})
     x, positions = call.value(0), call.value(1)
     cos, sin = call.value(2), call.value(3)
     flat = x.ndim == 3

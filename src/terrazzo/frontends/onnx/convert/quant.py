@@ -58,7 +58,7 @@ def qlinear_matmul(call: Call) -> Result:
     return q.qlinear_matmul(*(call.value(i) for i in range(8)))
 
 
-def _layer(call: Call, x: Value, weight: Value) -> dict[str, Any]:
+def layer_of(call: Call, x: Value, weight: Value) -> dict[str, Any]:
     """The attributes of a convolution as our operators take them."""
     at = read_windows(call, x.shape[2:], kernel_of(call, weight))
     return {"strides": at.strides, "padding": at.padding, "dilation": at.dilation,
@@ -68,10 +68,11 @@ def _layer(call: Call, x: Value, weight: Value) -> dict[str, Any]:
 @converts("ConvInteger")
 def conv_integer(call: Call) -> Result:
     x, weight = call.value(0), call.value(1)
-    return q.conv_integer(x, weight, call.optional(2), call.optional(3), **_layer(call, x, weight))
+    return q.conv_integer(x, weight, call.optional(2), call.optional(3),
+                          **layer_of(call, x, weight))
 
 
 @converts("QLinearConv")
 def qlinear_conv(call: Call) -> Result:
     return q.qlinear_conv(*(call.value(i) for i in range(8)), call.optional(8),
-                          **_layer(call, call.value(0), call.value(3)))
+                          **layer_of(call, call.value(0), call.value(3)))

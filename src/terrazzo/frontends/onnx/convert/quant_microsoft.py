@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from terrazzo.dtypes import float32, int32, uint8
+from terrazzo.frontends.onnx.convert.microsoft_attention import attended_projection, refuse
 from terrazzo.frontends.onnx.convert.pool import averaged
+from terrazzo.frontends.onnx.convert.quant import layer_of, qlinear_conv
 from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import MICROSOFT, Call, Result, converts
 from terrazzo.graph.ir import Value
@@ -22,6 +24,7 @@ from terrazzo.ops.activation import leaky_relu
 from terrazzo.ops.contract import matmul
 from terrazzo.ops.norm import softmax
 from terrazzo.ops.pool import global_average_pool
+from terrazzo.ops.recurrent import lstm
 from terrazzo.ops.shape import concat, expand_dims, matrix_transpose, permute_dims, reshape, span
 
 
@@ -83,6 +86,52 @@ def qlinear_concat(call: Call) -> Result:
     return concat(*parts, axis=call.attr("axis"))
 
 
+@converts("QLinearConv", domain=MICROSOFT)
+def qlinear_conv_of_any_layout(call: Call) -> Result:
+    """The operator of ai.onnx, whose images may have their channels last."""
+    if not call.attr("channels_last", 0):
+        return qlinear_conv(call)
+    x = call.value(0)
+    first = permute_dims(x, axes=(0, x.ndim - 1, *range(1, x.ndim - 1)))
+    y = q.qlinear_conv(first, *(call.value(i) for i in range(1, 8)), call.optional(8),
+                       **layer_of(call, first, call.value(3)))
+    return permute_dims(y, axes=(0, *range(2, x.ndim), 1))
+
+
+# ---------------------------------------------------------------- layers
+@converts("QAttention", domain=MICROSOFT)
+def qattention(call: Call) -> Result:
+    """Attention whose projection multiplies integers."""
+    refuse(call, {}, {"do_rotary": 0, "past_present_share_buffer": 0})
+    total = q.matmul_integer(call.value(0), call.value(1), _zero(call, 6), _zero(call, 7))
+    projected = _scaled(total, call.value(3), call.value(4), call.value(2))
+    return attended_projection(call, projected, mask=5, past=8)
+
+
+@converts("DynamicQuantizeLSTM", domain=MICROSOFT)
+def dynamic_quantize_lstm(call: Call) -> Result:
+    """An LSTM with weights of 8 bits. What goes in is not rounded, so it is the more exact one."""
+    def weights(i: int, scale: int) -> Value:
+        real = q.dequantize_linear(call.value(i), _by_direction(call, i, scale),
+                                   _by_direction(call, i, scale + 1))
+        return matrix_transpose(real)
+
+    lists = {name: tuple(call.attr(name) or ()) or None
+             for name in ("activations", "activation_alpha", "activation_beta")}
+    return lstm(call.value(0), weights(1, 8), weights(2, 10),
+                *(call.optional(i) for i in range(3, 8)),
+                direction=call.attr("direction", "forward"), layout=0, clip=call.attr("clip"),
+                input_forget=bool(call.attr("input_forget", 0)), **lists)
+
+
+def _by_direction(call: Call, i: int, which: int) -> Value:
+    """A scale or zero point of one element: those of several are made one for all columns."""
+    value = call.value(which)
+    if value.ndim > 1 or (value.ndim == 1 and value.shape[0] != 1):
+        call.unsupported("has a scale for each column or direction")
+    return _number(value)
+
+
 # ---------------------------------------------------------------- products
 def _scaled(total: Value, a_scale: Value, b_scale: Value, bias: Value | None) -> Value:
     """Sums of products of integers as real numbers."""
@@ -136,12 +185,12 @@ def matmul_nbits(call: Call) -> Result:
     if bits not in (2, 4, 8) or call.has(4):
         call.unsupported(f"has weights of {bits} bits, or reorders them with g_idx")
     blocks = -(-rows // block)
-    numbers = _unpacked(reshape(packed, shape=(columns, blocks, -1)), bits)
+    numbers = unpacked(reshape(packed, shape=(columns, blocks, -1)), bits)
     zeros: Any = np.float32(1 << (bits - 1))
     if call.has(3):
         zeros = call.value(3)
         if zeros.dtype is uint8:
-            zeros = span(_unpacked(reshape(zeros, shape=(columns, -1)), bits), 1, 0, blocks)
+            zeros = span(unpacked(reshape(zeros, shape=(columns, -1)), bits), 1, 0, blocks)
         zeros = astype(reshape(zeros, shape=(columns, blocks, 1)), dtype=float32)
     real = (astype(numbers, dtype=float32) - zeros) * astype(
         reshape(scales, shape=(columns, blocks, 1)), dtype=float32)
@@ -150,7 +199,7 @@ def matmul_nbits(call: Call) -> Result:
     return result + call.value(5) if call.has(5) else result
 
 
-def _unpacked(x: Value, bits: int) -> Value:
+def unpacked(x: Value, bits: int) -> Value:
     """Bytes as the smaller numbers they hold along the last axis, the lowest bits first."""
     if bits == 8:
         return x
