@@ -40,7 +40,7 @@ def test_rows_say_where_operators_run() -> None:
     assert rows["Unique", "11"][0] == "host"
     assert rows["SequenceMap", "17"][0] == "function"
     assert rows["ImageDecoder", "20"][0] == "reference"
-    assert rows["ZipMap", "1"][0] == "no"
+    assert rows["ZipMap", "1"][0] == "host"
 
 
 def test_programs_in_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
