@@ -289,7 +289,10 @@ def test_in_the_place_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     from onnxruntime.capi._pybind_state import InvalidArgument
     from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NoSuchFile
+    from onnxruntime.transformers.io_binding_helper import TypeHelper
 
+    types = TypeHelper.get_io_numpy_type_map(ort.InferenceSession(linear()))
+    assert types == {"x": np.float32, "y": np.float32, "h": np.float32}
     assert onnxruntime is ort and OrtValue is ort.OrtValue
     assert issubclass(NoSuchFile, Fail) and InvalidArgument is ort.InvalidArgument
     assert onnxruntime.__version__ >= "1.18.0"

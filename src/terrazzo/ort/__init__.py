@@ -46,8 +46,10 @@ from terrazzo.ort.system import (
     set_global_thread_pool_sizes,
     set_seed,
 )
+from terrazzo.ort.tools import folders
 from terrazzo.ort.values import IOBinding, OrtDevice, OrtValue
 
+__path__ += folders()  # its tools, as onnxruntime.quantization
 SessionIOBinding = IOBinding
 __version__ = version = API_VERSION
 package_name = "terrazzo"

@@ -44,3 +44,9 @@ def type_text(dtype: Any) -> str:
         return "tensor(string)"
     name = as_dtype(dtype).name
     return f"tensor({_SPELLED.get(name, name)})"
+
+
+def dtype_named(text: str) -> DType:
+    """Our type for one as onnxruntime's sessions spell it."""
+    name = text.removeprefix("tensor(").removesuffix(")")
+    return as_dtype({v: k for k, v in _SPELLED.items()}.get(name, name))
