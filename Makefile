@@ -24,7 +24,8 @@ EXPORTING := $(VENV)/.installed-with-exporter
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-slow triton-suite lint demo bench bench-compile bench-models bench-wild ulp fuzz fuzz-models docs clean
+.PHONY: help test test-slow triton-suite lint demo bench bench-compile bench-models bench-wild \
+	sklearn-zoo ulp fuzz fuzz-models docs clean
 
 help: ## list what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' \
@@ -106,6 +107,11 @@ bench-models: $(EXPORTING) ## time five ONNX models against onnxruntime and Open
 bench-wild: $(EXPORTING) ## a hundred models of timm, torchvision and transformers beside onnxruntime
 	@$(PIP) --no-deps --upgrade --target $(VENV)/wild timm torchvision pillow
 	@PYTHONPATH=$(VENV)/wild $(BIN)/python benchmarks/wild.py $(BENCH_ARGS)
+
+# As a target of its own, for these packages are large and nothing else needs them.
+sklearn-zoo: $(SHOWABLE) ## run every estimator that skl2onnx converts against onnxruntime
+	@$(PIP) scikit-learn skl2onnx onnxmltools lightgbm xgboost onnx
+	@$(BIN)/python benchmarks/sklearn_zoo.py $(BENCH_ARGS)
 
 ulp: $(TESTABLE) ## measure the accuracy of the elementary functions
 	@$(BIN)/python benchmarks/ulp.py

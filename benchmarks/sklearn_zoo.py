@@ -31,6 +31,7 @@ class Recipe:
     make: Callable[[], Any]
     data: str = "classes"
     options: dict[str, Any] | None = None
+    tolerance: float = 2e-5  # of the largest number
 
 
 # ---------------------------------------------------------------- data
@@ -186,7 +187,9 @@ def recipes() -> dict[str, Recipe]:
                 "QuadraticDiscriminantAnalysis"),
         **plain(mixture, "classes", "BayesianGaussianMixture", "GaussianMixture", n_components=3),
         **plain(cluster, "classes", "KMeans", "MiniBatchKMeans", n_clusters=4),
-        **plain(gaussian, "numbers", "GaussianProcessRegressor"),
+        # Its sums cancel: in float32 both engines are some 1e-4 off scikit-learn's own answer.
+        "GaussianProcessRegressor": Recipe(gaussian.GaussianProcessRegressor, "numbers",
+                                           tolerance=1e-3),
         **plain(gaussian, "classes", "GaussianProcessClassifier"),
         "CalibratedClassifierCV": Recipe(
             lambda: calibration.CalibratedClassifierCV(logistic())),
@@ -275,7 +278,10 @@ def model_of(name: str, recipe: Recipe) -> tuple[bytes, dict[str, Any]]:
     from skl2onnx import convert_sklearn
 
     kinds, feeds = _inputs(recipe.data, x)
-    options = {id(estimator): recipe.options} if recipe.options else None
+    options: Any = {id(estimator): recipe.options} if recipe.options else None
+    if recipe.data == "texts":  # onnxruntime refuses a locale that the machine does not have
+        texts = estimator if hasattr(estimator, "vocabulary_") else estimator[0]
+        options = {id(texts): {"locale": "C"}}
     proto = convert_sklearn(estimator, initial_types=kinds, options=options,
                             target_opset={"": 21, "ai.onnx.ml": 3})
     return proto.SerializeToString(), feeds
@@ -314,12 +320,13 @@ def some_rows(feeds: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- comparing
-def difference(mine: Any, theirs: Any) -> str:
+def difference(mine: Any, theirs: Any, tolerance: float) -> str:
     """How a result differs from onnxruntime's; nothing where it does not."""
     if isinstance(theirs, list):
         if not isinstance(mine, list) or len(mine) != len(theirs):
             return f"{type(mine).__name__} for a list of {len(theirs)}"
-        return next((d for m, t in zip(mine, theirs, strict=True) if (d := difference(m, t))), "")
+        return next((d for m, t in zip(mine, theirs, strict=True)
+                     if (d := difference(m, t, tolerance))), "")
     if isinstance(theirs, dict):
         if not isinstance(mine, dict) or list(mine) != list(theirs):
             return f"keys {list(mine)[:4]} for {list(theirs)[:4]}"
@@ -331,7 +338,7 @@ def difference(mine: Any, theirs: Any) -> str:
         wrong = (mine != theirs).mean() if theirs.size else 0.0
         return f"{wrong:.1%} differ" if wrong else ""
     scale = np.abs(theirs[np.isfinite(theirs)]).max(initial=1e-3)
-    close = np.isclose(mine, theirs, rtol=1e-3, atol=2e-5 * scale, equal_nan=True)
+    close = np.isclose(mine, theirs, rtol=1e-3, atol=tolerance * scale, equal_nan=True)
     if close.all():
         return ""
     worst = np.nanmax(np.abs(mine.astype(np.float64) - theirs)[~close])
@@ -382,7 +389,7 @@ def tried(name: str, recipe: Recipe, rows: Sequence[int], threads: int) -> Line:
     except Exception as error:
         return Line(name, "REFUSED", f"{type(error).__name__}: {error}"[:200])
     wrong = [f"{o.name}: {d}" for o, m, t in zip(theirs.get_outputs(), got, wanted, strict=True)
-             if (d := difference(m, t))]
+             if (d := difference(m, t, recipe.tolerance))]
     times = []
     for count in rows:
         batch = some_rows(feeds, count)

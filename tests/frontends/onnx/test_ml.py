@@ -37,8 +37,10 @@ def test_features(rng: np.random.Generator) -> None:
     check("ArrayFeatureExtractor", [x[0], np.array([1])], **ML)
     check("Binarizer", [x], threshold=0.3, **ML)
     check("Scaler", [x], offset=[0.1, 0.2, 0.3], scale=[1.0, 2.0, 3.0], **ML)
+    signs = np.array([[1, -3, 2], [-1, -2, -3], [0, 0, 0], [0, -1, 0]], np.float32)
     for norm in ("MAX", "L1", "L2"):
-        check("Normalizer", [x], norm=norm, **ML)
+        compare("Normalizer", [x], norm=norm)
+        compare("Normalizer", [signs], norm=norm)
     check("FeatureVectorizer", [x, rows(rng, 4, 2)], inputdimensions=[2, 3],
           domain="ai.onnx.ml", opset=1)
     check("OneHotEncoder", [np.array([[1, 7], [3, 9]])], cats_int64s=[1, 3, 7], zeros=1, **ML)

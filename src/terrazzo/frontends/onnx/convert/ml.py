@@ -23,7 +23,6 @@ from terrazzo.ops.shape import concat, expand_dims, reshape, span
 
 ML = "ai.onnx.ml"
 _LEAST = 1e-7  # probability of a class against another, as in LIBSVM
-_TINY = 1e-30  # what Normalizer divides by at least, as onnx.reference does
 
 
 # ---------------------------------------------------------------- scores
@@ -108,7 +107,7 @@ def scaler(call: Call) -> Result:
 
 
 _NORMS: dict[str, Callable[[Value], Value]] = {
-    "MAX": lambda x: max_(e.absolute(x), axis=-1, keepdims=True),
+    "MAX": lambda x: max_(x, axis=-1, keepdims=True),  # not of magnitudes: so ONNX defines it
     "L1": lambda x: sum_(e.absolute(x), axis=-1, keepdims=True),
     "L2": lambda x: e.sqrt(sum_(x * x, axis=-1, keepdims=True)),
 }
@@ -119,7 +118,8 @@ def normalizer(call: Call) -> Result:
     x, kind = floating(call.value(0)), call.attr("norm", "MAX")
     if kind not in _NORMS:
         call.unsupported(f"has an unknown norm {kind!r}")
-    return astype(x / e.maximum(_NORMS[kind](x), _TINY), dtype=float32)
+    size = _NORMS[kind](x)
+    return astype(x / e.where(e.equal(size, 0.0), 1.0, size), dtype=float32)
 
 
 @converts("Imputer", domain=ML)
