@@ -152,6 +152,27 @@ def test_group_query_attention_with_sinks(rng: np.random.Generator, sinks: str) 
           kv_num_heads=kv, rtol=1e-4, atol=1e-5, **more)
 
 
+def test_decoder_masked_attention(rng: np.random.Generator) -> None:
+    """With a cache that has room, as onnxruntime has it, and with one that grows."""
+    batch, heads, size, past = 2, 2, 8, 5
+    q, k, v = (floats(rng, batch, 1, heads * size) for _ in range(3))
+    caches = [floats(rng, batch, heads, past + 3, size) for _ in range(2)]
+    filled = np.array([past], np.int32)
+
+    def inputs(room: int) -> list[np.ndarray | None]:
+        return [q, k, v, None, None, *(c[:, :, :room] for c in caches), filled]
+
+    options: dict[str, Any] = {"outputs": 3, "num_heads": heads, "domain": MS}
+    expected = by_onnxruntime("DecoderMaskedMultiHeadAttention", inputs(past + 3),
+                              past_present_share_buffer=1, **options)
+    for shared, room in ((1, past + 3), (0, past)):
+        got = run("DecoderMaskedMultiHeadAttention", inputs(room),
+                  past_present_share_buffer=shared, **options)
+        np.testing.assert_allclose(got[0], expected[0], rtol=1e-4, atol=1e-5)
+        for mine, theirs in zip(got[1:], expected[1:], strict=True):  # what is behind is nobody's
+            np.testing.assert_allclose(mine[:, :, :past + 1], theirs[:, :, :past + 1], rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["relu", "gelu", "silu"])
 def test_experts(rng: np.random.Generator, kind: str) -> None:
     x, router = floats(rng, 5, 8), floats(rng, 5, 4)

@@ -174,6 +174,45 @@ def _plus(x: Value, bias: Value | None) -> Value:
     return x if bias is None else x + bias
 
 
+@converts("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
+def decoder_masked_attention(call: Call) -> Result:
+    """One query a batch, whose key and value go into a cache that has room for them."""
+    refuse(call, {9: "a cache for beam search"}, {"output_qk": 0})
+    if call.wants(3):
+        call.unsupported("is asked for its scores")
+    heads, query = call.attr("num_heads"), call.value(0)
+    biases: list[Any] = [None, None, None]
+    if call.has(10):
+        biases = list(split(call.value(10), indices_or_sections=3, axis=0))
+    q = split_heads(_plus(query, biases[0]), heads)
+    if call.value(1).ndim == 4:  # keys and values of an encoder, as they are
+        k, v = call.value(1), call.value(2)
+        visibility = Visibility()
+    else:
+        k, v = (split_heads(_plus(call.value(i), biases[i]), heads) for i in (1, 2))
+        visibility = Visibility()
+        if call.has(5):
+            k, v, visibility = _cached(call, k, v)
+    visibility = visibility.with_bias(_key_mask(
+        call, call.optional(3), q.shape[0], 1, k.shape[2])).with_bias(call.optional(4))
+    return join_heads(attended(q, k, v, visibility, _scale(call))), k, v
+
+
+def _cached(call: Call, k: Value, v: Value) -> tuple[Value, Value, Visibility]:
+    """A key and a value behind those of a cache, and what of it counts."""
+    old = call.value(5), call.value(6)
+    if not call.attr("past_present_share_buffer", 0):
+        return concat(old[0], k, axis=2), concat(old[1], v, axis=2), Visibility()
+    if not call.has(7):
+        call.unsupported("shares its cache and does not say how much of it is filled")
+    filled = in_shape(in_type(call.value(7), int64), (1, 1, 1, 1))
+    room = old[0].shape[2]
+    here = e.equal(in_shape(arange(start=room, dtype=int64), (1, 1, room, 1)), filled)
+    keys, values = (e.where(here, new, before) for new, before in ((k, old[0]), (v, old[1])))
+    seen = not_after(key_places(room), in_shape(filled, (1, 1)))
+    return keys, values, Visibility().also(seen)
+
+
 # ---------------------------------------------------------------- grouped queries with a cache
 @converts("GroupQueryAttention", domain=MICROSOFT)
 def group_query_attention(call: Call) -> Result:
