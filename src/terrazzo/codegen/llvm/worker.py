@@ -62,7 +62,8 @@ class Worker:
         return bytes(code)
 
     def stop(self) -> None:
-        """Let the process end."""
+        """End the process: it owes nobody an answer, and may still be busy importing."""
+        self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             try:
