@@ -506,13 +506,13 @@ def test_copies_are_the_same_node() -> None:
 
 
 def test_building_is_fast() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     for tile in range(500):
         row, lane = Var(f"row{tile}", 0, 63), Var(f"lane{tile}", 0, 15)
         flat = row * 16 + lane
         assert (flat // 16, flat % 16) == (row, lane)
-    # About 0.1 s on one core of a busy server; the margin is for machines busier still.
-    assert time.perf_counter() - start < 5
+    # About 0.05 s of one core, whatever else the machine does.
+    assert time.process_time() - start < 5
 
 
 def test_the_coefficient_of_a_variable_with_one_value() -> None:
