@@ -16,6 +16,7 @@ from checking import (
     to_torch,
 )
 
+import terrazzo as tz
 from terrazzo.dtypes import float32
 from terrazzo.errors import RankError, ShapeError
 from terrazzo.graph.ir import TensorType
@@ -165,3 +166,21 @@ def test_rotary_embedding(rng, shape, interleaved):
 def test_rotary_embedding_of_an_odd_size_is_refused():
     with pytest.raises(ShapeError, match="pairs"):
         infer(op("rotary_embedding"), *(TensorType((3, 5), float32) for _ in range(3)))
+
+
+def test_a_query_that_sees_no_key_gets_zeros(rng: np.random.Generator) -> None:
+    """From every form of attention alike; a softmax by itself has nothing to answer."""
+    q, k, v = (rng.normal(size=(1, 2, n, 8)).astype(np.float32) for n in (4, 5, 5))
+    seen = np.ones((4, 5), bool)
+    seen[1] = False
+    added = np.where(seen, 0, -np.inf).astype(np.float32)
+    written = tz.jit(lambda q, k, v, m: tz.softmax(
+        tz.matmul(q, tz.permute_dims(k, axes=(0, 1, 3, 2))) * 8 ** -0.5 + m) @ v)
+    for level in ("none", "all"):
+        with tz.knobs.override(opt_level=level):
+            for mask in (seen, added):
+                found = tz.scaled_dot_product_attention(q, k, v, mask)
+                assert not found[:, :, 1].any() and np.isfinite(found).all()
+                assert found[:, :, 0].any()
+    assert not written(q, k, v, added)[:, :, 1].any()
+    assert np.isnan(tz.softmax(added)[1]).all()
