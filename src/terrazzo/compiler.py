@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from terrazzo import progress
 from terrazzo.chips import cpu_schedule, cpu_templates
 from terrazzo.chips.cpu import host
 from terrazzo.chips.spec import ChipSpec
@@ -120,6 +121,7 @@ class Lowering:
         made: dict[Hashable, Function] = {}
         result = []
         for i, group in enumerate(self.fused.groups):
+            progress.doing("kernels", i, len(self.fused.groups))
             constants = self._constants_of(group)
             key = group_key(group, constants)
             if key not in made:
@@ -201,6 +203,8 @@ class Lowering:
         """Compile to machine code."""
         graph = self.graph
         calls = [(c.name, c.function) for c in self.calls]
+        text = self.llvm
+        progress.doing("machine code")
         return Artifact(
             graph.name,
             tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
@@ -209,7 +213,7 @@ class Lowering:
             tuple({"name": name, "origin": f.origin, "flops": f.flops, "bytes": f.bytes}
                   for name, f in calls),
             tuple(sorted(self.chip.features)), self.chip.llvm_triple,
-            jit.compile_object(self.llvm, self.chip),
+            jit.compile_object(text, self.chip),
             self.constants(), self.input_strides)
 
     def constants(self) -> tuple[Constant, ...]:
@@ -348,13 +352,21 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides =
 
     `strides` are those of inputs that are not row major, in elements, None for the others. Which
     of them the executable takes is for it to say; the rest must be made row major. `key` names
-    the graph for `load_compiled`, by default by its contents; `notes` are kept with the code.
+    the graph for `load_compiled`, by default by its contents; `notes` are kept with the code. A
+    compilation that takes long shows a bar on the terminal.
     """
+    with progress.shown(graph.name):
+        return _compiled(graph, chip, strides, key, notes, options)
+
+
+def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, key: str,
+              notes: Mapping[str, Any] | None, options: Options | None) -> Any:
     from terrazzo.control_flow import ControlLowering, is_native
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
     options = options or Options.now()
     chip = chip or options.chip()
+    progress.doing("rewriting")
     graph = inlined(graph, options=options)  # a composite operator's name does not tell its body
     controlled = needs_host(graph)
     if controlled and not is_native(graph):
