@@ -39,7 +39,7 @@ _STRIDE = 2  # steps between looking whether all walks have ended
 
 def _ensemble_type(x: TensorType, nodes: TensorType, thresholds: TensorType, roots: TensorType,
                    steps: TensorType, weights: TensorType, *, tests: tuple[str, ...],
-                   missing: str, combine: str) -> TensorType:
+                   missing: str, combine: str, trees: int | None = None) -> TensorType:
     if len(x.shape) != 2 or len(weights.shape) != 2:
         raise RankError(f"tree_ensemble takes rows of features and leaves of targets, not "
                         f"{x.shape} and {weights.shape}", where=user_location())
@@ -64,7 +64,8 @@ _NUMPY_COMBINE: dict[str, Any] = {"add": np.sum, "min": np.min, "max": np.max}
 
 def _ensemble_numpy(x: np.ndarray, nodes: np.ndarray, thresholds: np.ndarray, roots: np.ndarray,
                     steps: np.ndarray, weights: np.ndarray, *, tests: tuple[str, ...],
-                    missing: str, combine: str, out: TensorType) -> np.ndarray:
+                    missing: str, combine: str, trees: int | None = None,
+                    out: TensorType) -> np.ndarray:
     at = np.broadcast_to(roots, (len(x), len(roots))).astype(np.int64)
     while True:
         value = np.take_along_axis(x, nodes[at + FEATURE], axis=1)
@@ -85,15 +86,16 @@ def _ensemble_numpy(x: np.ndarray, nodes: np.ndarray, thresholds: np.ndarray, ro
            differentiable=False)
 def tree_ensemble(x: Any, nodes: Any, thresholds: Any, roots: Any, steps: Any, weights: Any, *,
                   tests: tuple[str, ...], missing: str = "none", combine: str = "add",
-                  out: TensorType) -> Any:
+                  trees: int | None = None, out: TensorType) -> Any:
     """what the leaves that each row of features ends at say, over all trees, for each target
 
     `nodes` holds four integers a node (see `terrazzo.ops.trees`), `roots` offsets in it, `steps`
     how far a walk through each tree goes before it is looked whether it has ended. Leaves hold the
-    number of their row in `weights`.
+    number of their row in `weights`. Only the first `trees` trees say anything.
     """
     rows, features = x.shape
-    trees, targets = roots.shape[0], weights.shape[1]
+    all_trees, targets = roots.shape[0], weights.shape[1]
+    speaking = all_trees if trees is None else trees
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         if rows == 0 or targets == 0:
@@ -118,13 +120,13 @@ def tree_ensemble(x: Any, nodes: Any, thresholds: Any, roots: Any, steps: Any, w
             return For(t, 0, targets, Store(result, row * targets + t, inputs[5][
                 call("add", base, as_scalar(t))], combine), "vector")
 
-        tree, group = fresh_axis("tree", trees).var, fresh_axis("group", groups).var
+        tree, group = fresh_axis("tree", all_trees).var, fresh_axis("group", groups).var
         start = first + group * SIDE_BY_SIDE
-        by_rows = For(tree, 0, trees, For(group, 0, groups, walk.side_by_side(
+        by_rows = For(tree, 0, speaking, For(group, 0, groups, walk.side_by_side(
             lambda k: inputs[3][tree], lambda k: start + k, lambda k: inputs[4][tree], say)))
-        row, several = fresh_axis("row", rows).var, fresh_axis("several", trees).var
+        row, several = fresh_axis("row", rows).var, fresh_axis("several", all_trees).var
         by_trees = For(row, first + groups * SIDE_BY_SIDE, last, For(
-            several, 0, trees // SIDE_BY_SIDE, walk.side_by_side(
+            several, 0, ceildiv(speaking, SIDE_BY_SIDE), walk.side_by_side(
                 lambda k: inputs[3][several * SIDE_BY_SIDE + k], lambda k: row,
                 lambda k: inputs[4][several * SIDE_BY_SIDE], say)))
         return For(here, 0, ceildiv(rows, _ROWS), block(clear, by_rows, by_trees), "parallel")

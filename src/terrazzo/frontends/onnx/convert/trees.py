@@ -91,7 +91,7 @@ def _aggregated(call: Call, forest: Forest, x: Value, how: str) -> Value:
     combine = _COMBINE[how]
     silent = {"add": 0.0, "min": np.inf, "max": -np.inf}[combine]
     weights = np.where(forest.says, forest.weights, silent).astype(forest.weights.dtype)
-    total = _walked(_rounded_up(replace(forest, weights=weights), silent), x, combine)
+    total = _walked(_rounded_up(replace(forest, weights=weights), silent), x, combine, trees)
     if how == "AVERAGE":
         total = total / float(trees)
     if combine != "add" and not _all_said(forest, targets):
@@ -121,7 +121,7 @@ def _rounded_up(forest: Forest, silent: float) -> Forest:
         longer(forest.weights, silent), longer(forest.says, False))
 
 
-def _walked(forest: Forest, x: Value, combine: str) -> Value:
+def _walked(forest: Forest, x: Value, combine: str, trees: int) -> Value:
     """The trees as the kernel reads them, and what it makes of the features."""
     inner = forest.inner
     modes = np.unique(forest.mode[inner]) if inner.any() else np.zeros(1, np.int64)
@@ -133,12 +133,13 @@ def _walked(forest: Forest, x: Value, combine: str) -> Value:
     longest, half = _walks(forest)
     # Where few leaves lie deep, most walks end early: from then on it is looked whether all did.
     steps = np.where(longest <= half + 2, longest, half).astype(np.int32)
-    order = np.argsort(steps, kind="stable")  # trees of one length go together
+    # Trees of one length go together, those that were added last.
+    order = np.lexsort((steps, np.arange(len(steps)) >= trees))
     return tree_ensemble(
         x, literal(_filled(nodes.astype(np.int32)).reshape(-1)), literal(_filled(forest.threshold)),
         literal((forest.roots[order] * NODE).astype(np.int32)), literal(steps[order]),
         literal(_filled(forest.weights)), tests=tuple(TESTS[m] for m in modes), missing=missing,
-        combine=combine)
+        combine=combine, trees=trees)
 
 
 def _filled(table: np.ndarray) -> np.ndarray:
