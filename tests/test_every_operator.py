@@ -120,7 +120,8 @@ MORE: dict[str, list[Case]] = {
             spread(5), given(np.int32([0, 8, 4, 12] * 4)), given(np.int32([2, 1, 0, 0] * 4)),
             spread(3, 2), **attrs)
         for rows, special, attrs in (
-            (5, 0, {"tests": ("le",)}), (35, 0, {"tests": ("gt",), "trees": 16}), (37, 3, {"tests": ("le", "lt"), "combine": "max"}),
+            (5, 0, {"tests": ("le",)}), (35, 0, {"tests": ("gt",), "trees": 16}),
+            (37, 3, {"tests": ("le", "lt"), "combine": "max"}),
             (150, 1, {"tests": ("le",), "missing": "some", "combine": "min"}))],
     "pairwise_coupling": [case(given(np.float32([[[0.0, r, s], [1 - r, 0.0, t], [1 - s, 1 - t, 0.0]]
                                                  for r, s, t in ((0.3, 0.6, 0.9), (0.5, 0.5, 0.5),
