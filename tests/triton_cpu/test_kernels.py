@@ -377,3 +377,72 @@ def test_random_numbers_are_philox() -> None:
         return c[0]
 
     assert [v & 0xFFFFFFFF for v in out.tolist()] == [philox(i, 0x1234567890) for i in range(64)]
+
+
+# ---------------------------------------------------------------- tiles first needed in a branch
+@triton.jit
+def _gathered_in_branches(x, out, flag, turns, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tile = tl.load(x + i) * 2 + i
+    back = N - 1 - i
+    if tl.load(flag) > 0:
+        tl.store(out + i, tl.gather(tile, back, 0))
+    else:
+        tl.store(out + i, tl.gather(tile, back, 0) + 1)
+    for _ in range(turns):  # perhaps never
+        tl.store(out + N + i, tl.gather(tile - 1, back, 0))
+    tl.store(out + 2 * N + i, tl.gather(tile - 1, back, 0))
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_tile_is_in_memory_whichever_branch_needs_it(flag: int, turns: int) -> None:
+    x, out = torch.rand(64), torch.zeros(3, 64)
+    _gathered_in_branches[(1,)](x, out, torch.tensor([flag]), turns, 64)
+    back = (x * 2 + torch.arange(64)).flip(0)
+    assert torch.equal(out[0], back + (1 - flag))
+    assert torch.equal(out[1], back - 1 if turns else torch.zeros(64))
+    assert torch.equal(out[2], back - 1)
+
+
+@triton.jit
+def _swap(x, ids, STRIDE: tl.constexpr, N: tl.constexpr, DOWN: tl.constexpr):
+    """Neighbours in order, written with sums over pairs as sorting networks are."""
+    right = (tl.arange(0, 2) == 1)[None, :, None].to(tl.int32)
+    pairs = tl.reshape(x, [N // (2 * STRIDE), 2, STRIDE])
+    low, high = tl.sum(pairs * (1 - right), 1), tl.sum(pairs * right, 1)
+    of = tl.reshape(ids, [N // (2 * STRIDE), 2, STRIDE])
+    low_id, high_id = tl.sum(of * (1 - right), 1), tl.sum(of * right, 1)
+    change = (low < high) if DOWN else (low > high)
+    first, second = tl.where(change, high, low), tl.where(change, low, high)
+    first_id, second_id = tl.where(change, high_id, low_id), tl.where(change, low_id, high_id)
+    is_right = tl.broadcast_to(right == 1, [N // (2 * STRIDE), 2, STRIDE])
+    x = tl.where(is_right, second[:, None, :], first[:, None, :])
+    ids = tl.where(is_right, second_id[:, None, :], first_id[:, None, :])
+    return tl.reshape(x, [N]), tl.reshape(ids, [N])
+
+
+@triton.jit
+def _sorted_in_a_branch(x, out, last, N: tl.constexpr):
+    i = tl.arange(0, N)
+    best, ids = tl.zeros([N], tl.float32), tl.zeros([N], tl.int32)
+    for begin in range(0, last + 1, N):
+        place = begin + i
+        new = tl.load(x + place)
+        new_ids = tl.where(place <= last, place, -1)
+        if begin != 0:
+            new, new_ids = _swap(new, new_ids, 1, N, True)
+            best, ids = _swap(tl.maximum(new, best), new_ids, 1, N, False)
+        else:
+            best, ids = _swap(new, new_ids, 1, N, False)
+    tl.store(out + i, ids)
+
+
+@pytest.mark.parametrize("last", [3, 30])
+def test_pairs_of_a_tile_that_two_branches_sort(last: int) -> None:
+    x, out = torch.rand(64), torch.zeros(16, dtype=torch.int32)
+    _sorted_in_a_branch[(1,)](x, out, last, 16)
+    ids = torch.where(torch.arange(last // 16 * 16, last // 16 * 16 + 16) <= last,
+                      torch.arange(last // 16 * 16, last // 16 * 16 + 16), -1)
+    # Each pair holds its own two numbers, in one order or the other.
+    assert torch.equal(out.view(8, 2).sort(1)[0], ids.int().view(8, 2).sort(1)[0])

@@ -66,6 +66,8 @@ class Lowering:
         self.grid: list[Var] = []
         self.pending: list[tuple[str, Value]] = []  # loads that are still expressions
         self.deferred: list[tuple[str, Value]] = []  # to be kept in memory when first computed
+        # Values that were put into memory, and what they were before, in the order of time.
+        self.kept: list[tuple[Value, Callable[[Indices], Element], Buffer | None, int]] = []
         self.done: set[Op] = set()
         self.load_pointers: dict[str, str] = {}  # of each lazy load
         self.precise = any(op.name == "tt.precise_divf" for op in walk(module.entry.regions[0]))
@@ -89,8 +91,14 @@ class Lowering:
     def inside(self, body: Callable[[], None]) -> Stmt:
         """The statements that `body` emits, as one."""
         outer, self.items = self.items, []
+        already = len(self.kept)
         body()
         inner, self.items = closed(fused(self.items)), outer
+        # Nobody knows whether it ran: what it was the first to write is not in memory after it.
+        while len(self.kept) > already:
+            value, compute, buffer, weight = self.kept.pop()
+            value.compute, value.buffer, value.weight = compute, buffer, weight
+            forget_elements()
         return inner
 
     def local(self, name: str, dtype: DType, size: int) -> Buffer:
@@ -153,6 +161,7 @@ class Lowering:
     def keep(self, value: Value, buffer: Buffer) -> None:
         """From now on a value is read from a buffer that holds it."""
         shape = value.type.shape
+        self.kept.append((value, value.compute, value.buffer, value.weight))
         value.buffer, value.compute = buffer, lambda i: buffer[flat(shape, i)]
         forget_elements()
         self.pending = [p for p in self.pending if p[1] is not value]
