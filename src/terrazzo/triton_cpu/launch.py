@@ -175,7 +175,8 @@ class Launcher:
             rest.insert(0, "area")
         self.count = len(quick) + len(rest) + 3
         self.waits = bool(getattr(metadata, "waits", False))
-        self.kernel, self.source = str(getattr(metadata, "name", "")), src.fn
+        self.kernel = str(getattr(metadata, "name", ""))
+        self.source = getattr(src, "fn", None)  # a kernel may come from a file of TTIR
         # Written out, so that a launch costs one call of Python and one of the kernel.
         text = (f"def run(native, gx, gy, gz, threads, {', '.join(names)}):\n"
                 f"    try:\n        native({', '.join([*quick, *rest])})\n"
@@ -224,7 +225,7 @@ class Launcher:
     def explained(self, fault: Fault, grid: tuple[int, int, int], args: Sequence[Any],
                   seconds: float) -> KernelFault:
         """The error for a bad access; of short launches the sanitizer finds the line."""
-        if seconds < SHORT and not self.waits and self.sanitizable:
+        if seconds < SHORT and not self.waits and self.sanitizable and self.source is not None:
             with knobs.override(sanitize=True):
                 try:
                     self.source.run(*args, grid=grid, warmup=False)
