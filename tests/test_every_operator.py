@@ -298,7 +298,8 @@ KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagona
                "max_unpool", "resize", "upsample", "grid_sample", "affine_grid", "roi_align",
                "max_roi_pool", "depth_to_space", "space_to_depth", "col2im", "deform_conv",
                "convolve", "conv", "conv_transpose", "integer_convolve", "conv_integer",
-               "qlinear_conv", "non_max_suppression_padded", "select_boxes"}
+               "qlinear_conv", "non_max_suppression_padded", "select_boxes", "window_argmax",
+               "linear_attention_steps"}
 
 
 def symbolic_graph(name: str, arrays: Sequence[np.ndarray | None], row: Case) -> Graph:

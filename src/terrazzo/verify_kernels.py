@@ -12,7 +12,8 @@ from terrazzo.graph.fusion import Group
 from terrazzo.graph.ir import Value
 from terrazzo.index import Var, evaluate
 from terrazzo.loop import interpret
-from terrazzo.loop.ir import Block, For, Function, Stmt, Store, Tile, children
+from terrazzo.loop.ir import THREADS, Block, For, Function, Let, Stmt, Store, Tile, children
+from terrazzo.scalar import Load, walk
 from terrazzo.unwind import Walk, unwind
 
 GARBAGE = 0xA5
@@ -21,7 +22,7 @@ _FENCE = 64  # bytes before and after an output that nobody may write to
 
 def statements(stmt: Stmt, env: dict[Var, Any]) -> int:
     """About how many statements the interpreter will run."""
-    return unwind(_statements(stmt, env))
+    return unwind(_statements(stmt, {THREADS: 1, **env}))
 
 
 def _statements(stmt: Stmt, env: dict[Var, Any]) -> Walk[int]:
@@ -33,6 +34,8 @@ def _statements(stmt: Stmt, env: dict[Var, Any]) -> Walk[int]:
         if hi <= lo:  # nothing inside need make sense then
             return 1
         return 1 + (hi - lo) * (yield _statements(stmt.body, {**env, stmt.var: lo}))
+    if isinstance(stmt, Let):
+        return (yield _statements(stmt.body, {**env, stmt.var: _named(stmt, env)}))
     if isinstance(stmt, Tile):
         return (yield _statements(stmt.expand(), env))
     total = 1
@@ -41,14 +44,19 @@ def _statements(stmt: Stmt, env: dict[Var, Any]) -> Walk[int]:
     return total
 
 
+def _named(let: Let, env: dict[Var, Any]) -> int:
+    """What a name stands for; of one that hangs on memory, the least that it may be."""
+    if any(isinstance(n, Load) for n in walk(let.value)):
+        return let.var.lo or 0
+    return int(interpret.evaluate_scalar(let.value, env, {}))
+
+
 def interpreted(function: Function, group: Group, inputs: Sequence[np.ndarray],
                dims: Mapping[Var, int]) -> list[np.ndarray]:
     outputs = [_garbage(v, dims) for v in group.outputs]
     flat = [np.ravel(a).copy() for a in function.arranged(inputs)]
     interpret.run(function, flat + [y.reshape(-1) for y in outputs], dims)
     return outputs
-
-
 
 
 def _garbage(value: Value, dims: Mapping[Var, int]) -> np.ndarray:

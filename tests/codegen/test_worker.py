@@ -24,7 +24,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[worker.Worker]:
         found = worker._current.get()
         assert found is not None
         yield found
-    assert found.process.returncode == 0
+    assert found.process.returncode is not None
 
 
 def test_the_same_code(elsewhere: worker.Worker) -> None:

@@ -507,7 +507,17 @@ _ARITHMETIC = frozenset({"add", "subtract", "multiply", "divide", "power", "rema
 def _needs_room(op: Operator, tensors: Sequence[Any], dtype: DType) -> bool:
     """Whether a Python number would be rounded to the half type of the tensors it meets."""
     return op.name in _ARITHMETIC and dtype.is_float and dtype.compute is not dtype and any(
-        _is_number(t) and float(np.asarray(t, dtype.np)) != float(t) for t in tensors)
+        _is_number(t) and _is_rounded(t, dtype) for t in tensors)
+
+
+def _is_rounded(number: Any, dtype: DType) -> bool:
+    """Whether a type holds a number inexactly, or might: one that stands for a size varies."""
+    if call_questions() is not None:
+        from terrazzo.graph.sizes import Real, Size
+
+        if type(number) in (Size, Real):
+            return True
+    return float(np.asarray(number, dtype.np)) != float(number)
 
 
 def _in_wider_type(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any], dtype: DType

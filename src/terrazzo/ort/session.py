@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.errors import ArgumentError, ModelError, TerrazzoError, UnsupportedOperator
+from terrazzo.frontends.onnx.registry import find
 from terrazzo.ort.metadata import ModelMetadata, NodeArg, with_inferred
 from terrazzo.ort.options import LEVELS, RunOptions, SessionOptions
 from terrazzo.ort.values import IOBinding, OrtValue
@@ -201,8 +202,10 @@ def refuse_what_cannot_run(session: Session) -> None:
     if session.whole is not None:
         return
     for node, placed in zip(session.model.graph.node, placement(session), strict=True):
-        if placed.where != BY_REFERENCE:
-            continue
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        version = session.model.opsets.get(domain, 1)
+        if placed.where != BY_REFERENCE or find(domain, node.op_type, version) is not None:
+            continue  # with a converter, the sizes of a call may be what it needs
         if not session.setting.reference or not _has_schema(node, session.model.opsets):
             raise UnsupportedOperator(f"{placed.node} cannot run here: {placed.why}",
                                   where=session.model.where or None)

@@ -208,10 +208,12 @@ def linear_regressor(call: Call) -> Result:
 def linear_classifier(call: Call) -> Result:
     labels = labels_of(call, "classlabels_ints")
     x = floating(call.value(0))
+    # Two classes may have one score; the number of features says so, or that of intercepts.
+    rows = len(call.attr("intercepts") or ())
     features = x.shape[1]
-    if not isinstance(features, int):
-        call.unsupported("needs to know how many features there are")
-    scores = _linear(call, x, len(call.attr("coefficients")) // features)
+    if isinstance(features, int):
+        rows = len(call.attr("coefficients")) // features
+    scores = _linear(call, x, rows or len(labels))
     if scores.shape[1] == 1:
         if len(labels) != 2:
             call.unsupported(f"has one score for {len(labels)} labels")
