@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ def _zip_map(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
         raise ModelError(f"ZipMap has {len(labels)} labels for {scores.shape[1]} columns")
     order = sorted(range(len(labels)), key=labels.__getitem__)  # as onnxruntime's maps are
     names = [labels[i] for i in order]
-    return [[dict(zip(names, row, strict=True)) for row in scores[:, order].tolist()]]
+    # Without a line of Python for each row: half the time of a comprehension.
+    rows = zip(*scores.T[order].tolist(), strict=True)
+    return [list(map(dict, map(zip, repeat(names), rows)))]
 
 
 @host_op("DictVectorizer", domain=ML)
