@@ -10,6 +10,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # For example: make triton-suite SUITE=~/triton/python/test PYTEST_ARGS="-k softmax"
 SUITE ?=
+LIBRARY ?=
 SUITE_TESTS ?= $(addprefix unit/language/test_, core.py standard.py random.py block_pointer.py \
 	tensor_descriptor.py conversions.py)
 MINUTES ?= 5
@@ -24,7 +25,7 @@ EXPORTING := $(VENV)/.installed-with-exporter
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-slow triton-suite lint demo bench bench-compile bench-models bench-wild \
+.PHONY: help test test-slow triton-suite triton-libraries lint demo bench bench-compile bench-models bench-wild \
 	sklearn-zoo ulp fuzz fuzz-models docs clean
 
 help: ## list what can be made
@@ -84,6 +85,13 @@ triton-suite: $(TESTABLE) ## run Triton's own tests on the CPU, from a checkout:
 	cd "$(SUITE)" && PYTHONDONTWRITEBYTECODE=1 TRITON_DEFAULT_BACKEND=cpu \
 		$(abspath $(BIN))/python -m pytest --device cpu -q -n 2 -p no:cacheprovider \
 		$(SUITE_TESTS) $(PYTEST_ARGS)
+
+# For example: make triton-libraries LIBRARY=~/attorch/tests BENCH_ARGS="--each 3 --stand-in"
+triton-libraries: $(TESTABLE) ## run a Triton library's own tests on the CPU, from a checkout: LIBRARY=
+	@test -e "$(LIBRARY)" || { \
+		echo "name the tests of a library: make $@ LIBRARY=path/to/Liger-Kernel/test/transformers" >&2; \
+		exit 1; }
+	@$(BIN)/python benchmarks/triton_libraries.py "$(LIBRARY)" $(BENCH_ARGS)
 
 lint: $(TESTABLE) ## check style and types
 	$(BIN)/ruff check .
