@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,13 +73,16 @@ def test_without_the_sanitizer_programs_are_named(tmp_path: Path) -> None:
 from terrazzo.triton_cpu import launch
 launch.SHORT = 0.0
 print(fails(lambda: gather[(64,)](x, bad, out, 64)))
-print(fails(lambda: far_away[(1,)](out, 1 << 44, 64)))
+print(fails(lambda: far_away[(1,)](out, 1 << 40, 64)))
 """, tmp_path, TZ_THREADS="2")
     assert done.returncode == 0, done.stderr
     first, _, second, *_ = done.stdout.splitlines()
-    assert "`gather` touched the address 0x" in first and "(SIGSEGV)" in first
-    assert "one of programs (40, 0, 0) to (47, 0, 0)" in first
-    assert "`far_away` touched the address 0x" in second and "program (0, 0, 0)" in second
+    # An address of more than 47 bits: the processor does not say which.
+    assert "`gather` touched an address where there is no memory (SIGSEGV)" in first
+    programs = re.search(r"one of programs \((\d+), 0, 0\) to \((\d+), 0, 0\)", first)
+    assert programs is not None and int(programs[1]) <= 40 <= int(programs[2]) < 63
+    assert re.search(r"`far_away` touched the address 0x[0-9a-f]{6,}, where", second)
+    assert "in program (0, 0, 0)" in second
 
 
 def test_faults_of_threads_at_once(tmp_path: Path) -> None:

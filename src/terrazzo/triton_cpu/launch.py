@@ -236,7 +236,9 @@ class Launcher:
         first, last = (f"({n % x}, {n // x % y}, {n // (x * y)})"
                        for n in (programs[0], programs[-1]))
         where = f"program {first}" if len(programs) == 1 else f"one of programs {first} to {last}"
+        # Of addresses that no memory can have, the processor does not say which it was.
+        place = f"the address {fault.address:#x}," if fault.address else "an address"
         return KernelFault(
-            f"`{self.kernel}` touched the address {fault.address:#x}, where there is no memory "
-            f"({fault.signal}), in {where}; what it has written is undefined",
+            f"`{self.kernel}` touched {place} where there is no memory ({fault.signal}), in "
+            f"{where}; what it has written is undefined",
             hint="TZ_SANITIZE=1 names the line and the index")
