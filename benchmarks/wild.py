@@ -64,7 +64,7 @@ _DECODER = {**_SMALL, "num_key_value_heads": 2, "use_cache": False, "pad_token_i
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str]] = {
     **{name.lower(): (f"{name}Model", _SMALL, "tokens") for name in (
         "Albert", "Bert", "Camembert", "Data2VecText", "Electra", "Ernie", "Esm", "IBert",
-        "MPNet", "MegatronBert", "MobileBert", "Nezha", "Roberta", "RoFormer", "XLMRoberta",
+        "MPNet", "MegatronBert", "MobileBert", "Roberta", "RoFormer", "XLMRoberta",
         "ConvBert", "SqueezeBert", "DebertaV2", "LayoutLM", "ModernBert", "RemBert", "Splinter")},
     **{name.lower(): (f"{name}Model", _DECODER, "tokens") for name in (
         "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Phi", "StableLm", "Cohere", "Olmo",
