@@ -7,6 +7,7 @@ instruction means, writing results.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from terrazzo.dtypes import bool_, uint32, uint64
@@ -81,7 +82,7 @@ def target_of(program: Program, jump: Instruction) -> int:
     return program.labels[label.name]
 
 
-class Machine:
+class Machine(ABC):
     """Registers, and what instructions do to them."""
 
     def __init__(self, program: Program, specials: Specials):
@@ -89,11 +90,13 @@ class Machine:
         self.specials = specials
 
     # ------------------------------------------------------------ registers
+    @abstractmethod
     def get(self, name: str) -> Scalar:
-        raise NotImplementedError
+        """What a register holds."""
 
+    @abstractmethod
     def put(self, name: str, value: Scalar) -> None:
-        raise NotImplementedError
+        """Make a register hold something else."""
 
     def register(self, register: Register, instruction: Instruction) -> Scalar:
         """What a register holds, whatever it is."""

@@ -13,6 +13,7 @@ from terrazzo.frontends.onnx.convert.quant_microsoft import unpacked
 from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import MICROSOFT, Call, Result, converts, find
 from terrazzo.graph.ir import Value
+from terrazzo.index import Index
 from terrazzo.ops import activation as a
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.activation import clip
@@ -23,6 +24,13 @@ from terrazzo.ops.norm import softmax
 from terrazzo.ops.reduce import sum_
 from terrazzo.ops.shape import expand_dims, matrix_transpose, moveaxis, reshape, span
 from terrazzo.ops.sorting import topk
+
+
+def _known(call: Call, size: Index, what: str) -> int:
+    """A size that has to be a number."""
+    if not isinstance(size, int):
+        call.unsupported(f"needs to know {what}")
+    return size
 
 
 @converts("GatherND", "Pad", domain=MICROSOFT)
@@ -69,12 +77,10 @@ def crop_and_resize(call: Call) -> Result:
             return lo * last + scale * ((hi - lo) * last / (size - 1))
         return (lo + hi) * (0.5 * last)
 
-    if not all(isinstance(n, int) for n in x.shape[2:]):
-        call.unsupported("needs to know the size of the images")
-    sizes = x.shape[2:]
+    sizes = [_known(call, n, "the size of the images") for n in x.shape[2:]]
     at = [places(n, size, extent) for n, (size, extent) in enumerate(
         zip((height, width), sizes, strict=True))]
-    inside = [e.bitwise_and(e.less_equal(0.0, p), e.less_equal(p, float(n - 1)))  # type: ignore
+    inside = [e.bitwise_and(e.less_equal(0.0, p), e.less_equal(p, float(n - 1)))
               for p, n in zip(at, sizes, strict=True)]
     rows = take(moveaxis(x, source=1, destination=-1), astype(images, dtype=int64), axis=0)
     flat = reshape(rows, shape=(-1, rows.shape[-1]))
@@ -82,7 +88,7 @@ def crop_and_resize(call: Call) -> Result:
         sizes[0] * sizes[1])
 
     def pick(y: Value, z: Value) -> Value:
-        index = [astype(clip(p, 0.0, float(n - 1)), dtype=int64)  # type: ignore
+        index = [astype(clip(p, 0.0, float(n - 1)), dtype=int64)
                  for p, n in zip((y, z), sizes, strict=True)]
         place = base + reshape(index[0], shape=(count, height, 1)) * sizes[1] + reshape(
             index[1], shape=(count, 1, width))
@@ -128,7 +134,7 @@ def gather_block_quantized(call: Call) -> Result:
         zeros = astype(zeros, dtype=float32)
     else:
         zeros = np.float32(1 << (bits - 1)) if packed or data.dtype.kind == "u" else np.float32(0)
-    which = literal(np.arange(int(width)) // block)  # type: ignore
+    which = literal(np.arange(_known(call, width, "the width of a row")) // block)
     scale = take(scale, which, axis=scale.ndim - 1)
     if isinstance(zeros, Value):
         zeros = take(zeros, which, axis=zeros.ndim - 1)
@@ -191,7 +197,7 @@ def mixture_of_experts(call: Call) -> Result:
     weights, chosen = topk(softmax(router, axis=-1), k=call.attr("k", 1), axis=-1)
     if call.attr("normalize_routing_weights", 0):
         weights = weights / sum_(weights, axis=-1, keepdims=True)
-    places = literal(np.arange(int(experts)))  # type: ignore
+    places = literal(np.arange(_known(call, experts, "the number of experts")))
     heard = e.equal(expand_dims(chosen, axis=2), places)
     share = sum_(e.where(heard, expand_dims(weights, axis=2), 0.0), axis=1)  # [tokens, experts]
     total = sum_(made * expand_dims(matrix_transpose(share), axis=2), axis=0)
