@@ -53,6 +53,7 @@ def _named(let: Let, env: dict[Var, Any]) -> int:
 
 def interpreted(function: Function, group: Group, inputs: Sequence[np.ndarray],
                dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """The outputs of a kernel as the interpreter of Loop IR computes them."""
     outputs = [_garbage(v, dims) for v in group.outputs]
     flat = [np.ravel(a).copy() for a in function.arranged(inputs)]
     interpret.run(function, flat + [y.reshape(-1) for y in outputs], dims)
