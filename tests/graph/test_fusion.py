@@ -39,6 +39,12 @@ def run(result, arrays):
     return [value(v) for v in result.graph.outputs]
 
 
+def _pool_and_relu(x, b):
+    pooled = tz.permute_dims(tz.max_pool(tz.permute_dims(x, axes=(0, 3, 1, 2)), window=3,
+                                         strides=2, padding=1), axes=(0, 2, 3, 1))
+    return pooled, tz.relu(pooled + b)
+
+
 CASES = {
     "chain": (lambda x: tz.exp(x) * 2 + 1, [(7, 5)], [("pointwise", 1)]),
     "three outputs": (lambda x: (tz.sin(x), tz.cos(x), tz.sin(x) * tz.cos(x)), [(7, 5)],
@@ -61,6 +67,11 @@ CASES = {
         [(2, 12), (4, 5)], [("contraction", 1)]),
     "column sum stays alone": (lambda x: x - tz.mean(x, axis=0), [(600, 40)],
                                [("rows", 1), ("pointwise", 1)]),
+    "column sums and what is made of them": (
+        lambda x: (tz.sum(x, axis=0), tz.relu(tz.sum(x, axis=0) * 2 - 1)), [(60, 40)],
+        [("rows", 1), ("pointwise", 1)]),
+    "a pool and what is made of it": (_pool_and_relu, [(2, 9, 9, 8), (8,)],
+                                      [("rows", 1), ("pointwise", 1)]),
     "few long rows are not fused": (lambda x: tz.softmax(x), [(2, 40000)],
                                     [("rows", 1), ("pointwise", 1), ("rows", 1),
                                      ("pointwise", 1)]),

@@ -13,7 +13,7 @@ from terrazzo.loop.ir import Buffer, For, Function, If, Store, walk
 from terrazzo.scalar import Call, FromIndex, Scalar, as_scalar, call, where
 from terrazzo.scalar import walk as walk_scalar
 
-X, Y, Z = (Buffer(name, float32, 400) for name in "xyz")
+X, Y, Z = (Buffer(name, float32, 440) for name in "xyz")
 I, J = Var("i", 0, 9), Var("j", 0, 39)
 
 
@@ -47,10 +47,28 @@ def test_same_result_without_the_condition(name: str, rng: np.random.Generator) 
     cut = Function("k", function.params, (), cut_at_conditions(function.body))
     assert not any(isinstance(n, Call) and n.op == "where" for s in walk(cut.body)
                    if isinstance(s, Store) for n in walk_scalar(s.value))
-    x, y = (rng.standard_normal(400).astype(np.float32) for _ in range(2))
+    x, y = (rng.standard_normal(440).astype(np.float32) for _ in range(2))
     results = []
     for each in (function, cut):
-        results.append(np.zeros(400, np.float32))
+        results.append(np.zeros(440, np.float32))
+        interpret.run(each, [x, y, results[-1]], {})
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("count", [3, 12, 39])
+def test_joints_of_many_tensors(count: int, rng: np.random.Generator) -> None:
+    value = Y[I * 40 + J]
+    for end in range(count, 0, -1):  # column 0 is of one tensor, column 1 of the next, ...
+        value = where(call("lt", index(J), as_scalar(end)), X[I * 40 + J + end] * end, value)
+    function = kernel(value)
+    cut = Function("k", function.params, (), cut_at_conditions(function.body))
+    left = [sum(isinstance(n, Call) and n.op == "where" for n in walk_scalar(s.value))
+            for s in walk(cut.body) if isinstance(s, Store)]
+    assert len(left) <= 16 and max(left) <= count // 8  # the rest is spread over all pieces
+    x, y = (rng.standard_normal(440).astype(np.float32) for _ in range(2))
+    results = []
+    for each in (function, cut):
+        results.append(np.zeros(440, np.float32))
         interpret.run(each, [x, y, results[-1]], {})
     np.testing.assert_array_equal(*results)
 

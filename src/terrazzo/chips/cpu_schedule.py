@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.expr.collapse import collapse
+from terrazzo.expr.direction import reductions, unit_stride_axis
 from terrazzo.expr.ir import Program, Tensor, fresh_axis
 from terrazzo.expr.schedule import Schedule
 from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars, minimum
@@ -176,12 +177,12 @@ def _row_vector_axis(stage: Tensor, rows: int) -> Axis | None:
 def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
     (stage,) = program.stages
     reduced = _reduced(stage)
-    along = _unit_stride_axis(stage, [*stage.axes, *reduced])
+    along = unit_stride_axis(stage, [*stage.axes, *reduced])
     rows = _elements(stage.shape)
     length = _product([_extent(a, 1 << 20) for a in reduced])
     down = along is not None and along in stage.axes
-    if len(_reductions(stage)) == 1 and not _is_ragged(stage):
-        (node,) = _reductions(stage)
+    if len(reductions(stage)) == 1 and not _is_ragged(stage):
+        (node,) = reductions(stage)
         folded = _folded_columns(program, stage, node, chip) if down else None
         if folded is not None:
             return folded
@@ -228,33 +229,12 @@ def _summed_in_blocks(s: Schedule, stage: Tensor, others: Sequence[Axis], vector
                       ) -> Schedule:
     """Vectors along an axis; a long float sum adds up blocks, so that its errors do not."""
     name = vector.var.name
-    if any(map(_is_float_sum, _reductions(stage))) and _extent(vector, 1 << 20) > 2 * SUM_BLOCK:
+    if any(map(_is_float_sum, reductions(stage))) and _extent(vector, 1 << 20) > 2 * SUM_BLOCK:
         s = s.split(stage, vector, SUM_BLOCK)
         return s.reorder(stage, *others, f"{name}.o", f"{name}.i").vectorize(stage, f"{name}.i")
     if others:
         s = s.reorder(stage, *others, vector)
     return s.vectorize(stage, vector)
-
-
-def _reductions(stage: Tensor) -> list[Reduce]:
-    assert stage.body is not None
-    return [n for n in walk(stage.body) if isinstance(n, Reduce)]
-
-
-def _unit_stride_axis(stage: Tensor, axes: Sequence[Axis]) -> Axis | None:
-    """The axis along which the reduction's main input is contiguous."""
-    best: tuple[int, Axis] | None = None
-    for node in _reductions(stage):
-        for load in loads(node.value):
-            if any(isinstance(i, Scalar) for i in load.indices):
-                continue
-            address = load.source.flat(load.indices)
-            for axis in axes:
-                if coefficient(address, axis.var) == 1:
-                    size = _elements(load.source.shape)
-                    if best is None or size > best[0]:
-                        best = (size, axis)
-    return None if best is None else best[1]
 
 
 def _column_tile(stage: Tensor, chip: ChipSpec) -> int:

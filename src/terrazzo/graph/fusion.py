@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from terrazzo.errors import UnsupportedOperator
+from terrazzo.expr.direction import reduces_columns
 from terrazzo.expr.ir import Program, Tensor, inline, reads
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.index import Index, coefficient, free_vars, substitute
@@ -81,6 +82,7 @@ class _Unit:
     whole: Group | None = None
     prefix: tuple[Index, ...] | None = None  # rows; None while it is pointwise
     contracts: bool = False
+    columns: bool = False  # reduces down columns, in vectors of columns: no row is done at once
     length: int = 0  # additions for one element of each stage
     largest: int = -1  # elements of the largest tensor of known size that it reads or makes
     reads: dict[Tensor, None] = field(default_factory=dict)
@@ -316,7 +318,8 @@ class _Fuser:
         sizes = [num_elements(t.shape) for t in (stage, *sources)]
         unit = self.new_unit(
             sources, stages=[stage], prefix=_row_prefix(stage.shape) if reduces else None,
-            contracts=_is_contraction(stage), length=_length(stage),
+            contracts=_is_contraction(stage), columns=reduces and reduces_columns(stage),
+            length=_length(stage),
             largest=max((n for n in sizes if isinstance(n, int)), default=-1))
         self.maker[stage] = unit
         if node.op.kind == "contract" or unit.contracts:
@@ -339,6 +342,8 @@ class _Fuser:
     def can_merge(self, first: _Unit, second: _Unit) -> bool:
         """Whether `second`, which reads `first`, may share its loop."""
         if first.whole is not None or first.contracts or second.contracts:
+            return False
+        if first.columns or second.columns:
             return False
         if _long_enough(first, second):
             return False

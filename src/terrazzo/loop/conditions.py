@@ -8,7 +8,7 @@ the loop. Concatenation, padding and triangles are made of such conditions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from terrazzo.dtypes import bool_
 from terrazzo.index import (
@@ -58,23 +58,59 @@ def _cut(loop: For, pieces: int) -> Stmt:
     if pieces < 2:
         return loop
     loop = _without_known(loop)
+    test = _best_condition(loop)
+    if test is None:
+        return loop
+    yes, no = (_decided(loop, {_test_key(test): answer}) for answer in (True, False))
+    at = _cut_place(loop, test)
+    if at is None:
+        return If(test, _cut(yes, pieces // 2), _cut(no, pieces // 2))
+    first, second = (yes, no) if at.holds_below else (no, yes)
+    return in_order(_cut(_between(first, loop.lo, at.place), pieces // 2),
+                    _cut(_between(second, at.place, loop.hi), pieces // 2))
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Where along a loop a comparison changes, and whether it holds before that."""
+
+    place: Index
+    holds_below: bool
+
+
+def _cut_place(loop: For, test: Scalar) -> _Cut | None:
+    """Where to cut a loop for a comparison that depends on its variable; else nothing."""
+    distance = _distance(test)
+    assert distance is not None
+    step = coefficient(distance, loop.var)
+    if step not in (1, -1):
+        return None
+    rest = distance - step * loop.var
+    at = -rest if step == 1 else rest + 1
+    return _Cut(minimum(maximum(at, loop.lo), loop.hi), step == 1)
+
+
+def _best_condition(loop: For) -> Scalar | None:
+    """The condition to begin with.
+
+    One that is the same for the whole loop comes first. Of cuts at known places it is the one in
+    the middle: then each half holds half of the others, and the joints of dozens of tensors cost
+    a few comparisons an element at most, though a loop is cut into few pieces only.
+    """
+    cuts: dict[object, tuple[_Cut, Scalar]] = {}
     for test in _conditions(loop.body):
         distance = _distance(test)
         assert distance is not None
-        yes, no = (_decided(loop, {_test_key(test): answer}) for answer in (True, False))
         if loop.var not in free_vars(distance):
-            return If(test, _cut(yes, pieces // 2), _cut(no, pieces // 2))
-        step = coefficient(distance, loop.var)
-        if step not in (1, -1):
-            continue
-        # With step 1 the test holds below the cut, with step -1 from the cut on.
-        rest = distance - step * loop.var
-        at = -rest if step == 1 else rest + 1
-        at = minimum(maximum(at, loop.lo), loop.hi)
-        first, second = (yes, no) if step == 1 else (no, yes)
-        return in_order(_cut(_between(first, loop.lo, at), pieces // 2),
-                        _cut(_between(second, at, loop.hi), pieces // 2))
-    return loop
+            return test
+        cut = _cut_place(loop, test)
+        if cut is not None:
+            cuts.setdefault(cut.place, (cut, test))
+    known = sorted(((cut.place, test) for cut, test in cuts.values()
+                    if isinstance(cut.place, int)), key=lambda found: found[0])
+    if len(known) == len(cuts) and known:
+        return known[len(known) // 2][1]
+    return next((test for _, test in cuts.values()), None)
 
 
 def _without_known(loop: For) -> For:
