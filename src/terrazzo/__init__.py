@@ -1,37 +1,33 @@
-"""Terrazzo: write an operator once, run it fast on every chip."""
+"""Terrazzo: write an operator once, run it fast on every chip.
 
-from terrazzo import ops as _ops
-from terrazzo.api import bench, compile, jit, load, op, verify
-from terrazzo.dtypes import (
-    bfloat16,
-    bool_,
-    complex64,
-    complex128,
-    float8_e4m3fn,
-    float8_e5m2,
-    float16,
-    float32,
-    float64,
-    int4,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint4,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-)
-from terrazzo.graph.autodiff import grad, jvp, value_and_grad, vjp
-from terrazzo.graph.ir import OPERATORS as _OPERATORS
-from terrazzo.knobs import knobs
-from terrazzo.runtime.profile import profile
-from terrazzo.shapes import dim, dims
-from terrazzo.version import __version__
+All names but these load when the first of them is asked for (`public.py`). So who needs a part of
+the package loads that part alone, as Triton does its backend.
+"""
 
-_PRIVATE = {"constant", "dimension"}
-globals().update({name: value for name, value in _OPERATORS.items() if name not in _PRIVATE})
-globals().update(_ops.PUBLIC)
-__all__ = sorted(name for name, value in globals().items()
-                 if not name.startswith("_") and type(value).__name__ != "module")
+from importlib import import_module
+from typing import Any
+
+# `knobs` here, as the module of the same name would take its place.
+from terrazzo.knobs import knobs as knobs
+from terrazzo.version import __version__ as __version__
+
+
+def _load() -> dict[str, Any]:
+    """The public names, which are those of this module from now on; none while they load."""
+    names: dict[str, Any] = vars(import_module("terrazzo.public")).get("NAMES", {})
+    globals().update(names)
+    return names
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return sorted({*_load(), "knobs"})
+    if not name.startswith("__"):
+        _load()
+        if name in globals():  # also a module, which loading has brought along
+            return globals()[name]
+    raise AttributeError(f"module 'terrazzo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*_load(), *globals()})

@@ -144,14 +144,9 @@ def use_cpu_backend() -> None:
     except ImportError:
         raise MissingDependency("showing Triton kernels needs the package triton",
                                 hint='pip install "terrazzo[triton]"') from None
-    from triton.backends import Backend, backends
-    from triton.runtime import driver
+    from terrazzo.triton_cpu.activate import activate
 
-    from terrazzo.triton_cpu.compiler import CPUBackend
-    from terrazzo.triton_cpu.driver import CPUDriver
-
-    backends.setdefault("cpu", Backend(CPUBackend, CPUDriver))
-    driver.set_active(CPUDriver())
+    activate()
 
 
 def compiled_by(program: Callable[[], Any], name: str) -> Version:

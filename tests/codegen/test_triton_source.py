@@ -1,12 +1,14 @@
 """Triton source of fused groups, run in Triton's own interpreter and held to their expressions.
 
 Triton decides when it is imported whether kernels are interpreted, so a process of its own runs
-them: this file, started as a script, with arrays going back and forth as pickles. With a GPU, the
-same cases are compiled for it as well, with and without NVIDIA's device library.
+them: this file, started as a script, with arrays going back and forth as pickles. What an older
+interpreter cannot do (see OLDER) runs on the backend `cpu`. With a GPU, the same cases are compiled
+for it as well, with and without NVIDIA's device library.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import pickle
@@ -21,7 +23,7 @@ import numpy as np
 if __name__ != "__main__":
     import pytest
 
-    import terrazzo.ops  # noqa: F401  (fills OPERATORS)
+    import terrazzo.ops  # fills OPERATORS
     from terrazzo.chips.cuda import h100, h200
     from terrazzo.chips.spec import ChipSpec, LaunchRules
     from terrazzo.codegen.triton import triton_source
@@ -98,6 +100,10 @@ def serve() -> None:
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not get between the answers
     np.seterr(all="ignore")
+    if "TRITON_INTERPRET" not in os.environ:
+        from terrazzo.triton_cpu.activate import activate
+
+        activate()
     while True:
         try:
             request = pickle.load(sys.stdin.buffer)
@@ -116,14 +122,29 @@ if __name__ == "__main__":
     sys.exit()
 
 
-class Interpreter:
-    """The other process."""
+# Before 3.8 Triton's interpreter fails with numpy 2: loops up to an argument take an array of one
+# element for a number (3.6), and `~` of unsigned integers puts -1 into them (3.6 and 3.7).
+OLDER = importlib.util.find_spec("triton") is not None and (
+    tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) < (3, 8))
 
-    def __init__(self) -> None:
+
+SOURCE = os.pathsep.join((str(Path(terrazzo.ops.__file__).parents[2]),
+                          os.environ.get("PYTHONPATH", "")))
+
+
+class Runner:
+    """The other process: Triton's interpreter, or the backend `cpu`."""
+
+    def __init__(self, interpret: bool) -> None:
+        self.interpret = interpret
+        self.backend: Runner | None = None  # for what an older interpreter cannot do
         self.start()
 
     def start(self) -> None:
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment["PYTHONPATH"] = SOURCE
+        if self.interpret:
+            environment["TRITON_INTERPRET"] = "1"
         self.process = subprocess.Popen([sys.executable, __file__], env=environment,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -133,8 +154,11 @@ class Interpreter:
             self.process.stdin.flush()
             answer = pickle.load(self.process.stdout)
         except (EOFError, BrokenPipeError):  # it read or wrote outside a tensor, most likely
-            answer = f"the interpreter died with status {self.process.wait(timeout=10)}"
+            answer = f"the process died with status {self.process.wait(timeout=10)}"
             self.start()
+        if OLDER and isinstance(answer, str) and answer.startswith("InterpreterError"):
+            self.backend = self.backend or Runner(interpret=False)
+            return self.backend(*request)
         if isinstance(answer, str):
             pytest.fail(f"{answer}\n{request[0]}")
         return answer
@@ -142,13 +166,15 @@ class Interpreter:
     def close(self) -> None:
         self.process.stdin.close()
         self.process.wait(timeout=10)
+        if self.backend is not None:
+            self.backend.close()
 
 
 @pytest.fixture(scope="session")
 def interpreter() -> Any:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("the interpreter runs on torch tensors")
-    process = Interpreter()
+    process = Runner(interpret=True)
     yield process
     process.close()
 

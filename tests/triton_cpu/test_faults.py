@@ -10,16 +10,23 @@ from pathlib import Path
 
 import pytest
 
+import terrazzo.errors
+
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64",
                                 reason="faults are caught on Linux on x86 alone")
 
+SOURCE = os.pathsep.join((str(Path(terrazzo.errors.__file__).parents[1]),
+                          os.environ.get("PYTHONPATH", "")))
 KERNELS = '''
 import ctypes, faulthandler, os, sys, threading
 import torch, triton, triton.language as tl
 from terrazzo.errors import KernelFault
 from terrazzo.knobs import knobs
+from terrazzo.triton_cpu.activate import activate
+
+activate()
 
 @triton.jit
 def gather(x, at, out, N: tl.constexpr):
@@ -49,7 +56,7 @@ def run(program: str, tmp_path: Path, **environment: str) -> subprocess.Complete
     path.write_text(KERNELS + program)
     return subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        env={**os.environ, "PYTHONPATH": SOURCE, "TRITON_CACHE_DIR": str(tmp_path / "cache"),
              "TRITON_DEFAULT_BACKEND": "cpu", **environment})
 
 

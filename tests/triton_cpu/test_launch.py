@@ -102,13 +102,11 @@ class WithoutTorch:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, WithoutTorch())
 import triton, triton.language as tl
-from triton.backends import Backend, backends
-from terrazzo.triton_cpu.compiler import CPUBackend
-from terrazzo.triton_cpu.driver import CPUDriver
 '''
 SCALING = WITHOUT_TORCH + '''
 import numpy as np
 from triton.tools.tensor_descriptor import TensorDescriptor
+from terrazzo.triton_cpu.activate import activate
 
 class Array:
     def __init__(self, data):
@@ -122,7 +120,7 @@ def scale(x_ptr, desc, n, factor, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + i, mask=i < n)
     desc.store([0], x * factor + tl.sum(x))
 
-backends.setdefault("cpu", Backend(CPUBackend, CPUDriver))
+activate()
 x, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
 scale[(1,)](Array(x), TensorDescriptor(Array(out), [64], [1], [64]), 64, 0.5, BLOCK=64)
 assert (out == 0.5 * x + x.sum()).all()
@@ -150,6 +148,9 @@ def test_without_torch(tmp_path: Path) -> None:
 
 COUNTING = WITHOUT_TORCH + '''
 import ctypes
+from triton.backends import Backend, backends
+from terrazzo.triton_cpu.compiler import CPUBackend
+from terrazzo.triton_cpu.driver import CPUDriver
 
 class Array:
     dtype = "float32"

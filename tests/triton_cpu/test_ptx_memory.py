@@ -21,7 +21,8 @@ def _through_pointers(x, out, ORDER: tl.constexpr, N: tl.constexpr):
     STORE: tl.constexpr = ("st.release.sys.global.b32 [$1], $2;" if ORDER
                            else "st.global.wt.b32 [$1 + 4], $2;")
     value = tl.inline_asm_elementwise(LOAD, "=r,l", [x + i], tl.float32, False, 1)
-    tl.inline_asm_elementwise(STORE, "=r,l,r", [out + i, value * 2], tl.int32, False, 1)
+    word = (value * 2).to(tl.int32, bitcast=True)  # Triton 3.6: no floats beside pointers
+    tl.inline_asm_elementwise(STORE, "=r,l,r", [out + i, word], tl.int32, False, 1)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -5,6 +5,7 @@ of a kernel, and where to look:
 
 | file | what it does |
 |---|---|
+| `activate` | chooses the backend where nothing else does |
 | `compiler` | options and stages: ttir, loop, llir, o (each readable in `kernel.asm`) |
 | `ttir` | reads TTIR in MLIR's generic form, with source locations |
 | `values`, `elementwise` | a tile is a function from indices to a scalar expression, until needed |

@@ -24,7 +24,7 @@ from terrazzo.knobs import unknown_variables
 _log = logging.getLogger("terrazzo")
 _current: ContextVar[Worker | None] = ContextVar("worker", default=None)
 
-# The package without all that `import terrazzo` brings, which takes longer than compiling.
+# The package without what `import terrazzo` brings: settings, and logging, which take milliseconds.
 _PROGRAM = """
 import sys, types
 package = types.ModuleType("terrazzo")

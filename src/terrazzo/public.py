@@ -1,0 +1,40 @@
+"""The names of the package `terrazzo` itself: operators, types, and what is done with them."""
+
+from typing import Any
+
+from terrazzo import ops
+from terrazzo.api import bench, compile, jit, load, op, verify
+from terrazzo.dtypes import (
+    bfloat16,
+    bool_,
+    complex64,
+    complex128,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int4,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint4,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from terrazzo.graph.autodiff import grad, jvp, value_and_grad, vjp
+from terrazzo.graph.ir import OPERATORS
+from terrazzo.runtime.profile import profile
+from terrazzo.shapes import dim, dims
+
+_HELPERS = {"Any", "OPERATORS", "ops"}
+_PRIVATE = {"constant", "dimension"}
+NAMES: dict[str, Any] = {
+    **{name: value for name, value in globals().items()
+       if not name.startswith("_") and name not in _HELPERS},
+    **{name: value for name, value in OPERATORS.items() if name not in _PRIVATE},
+    **ops.PUBLIC,
+}
