@@ -28,12 +28,14 @@ from terrazzo.errors import (
     VerifyError,
 )
 from terrazzo.graph import autodiff
+from terrazzo.graph.bound import is_method, name_of, reference
 from terrazzo.graph.ir import HOOKS, Graph, Operator, TensorType, Value, apply
 from terrazzo.graph.rewrite import RuleTable, user_rules
-from terrazzo.graph.trace import pack, trace
+from terrazzo.graph.trace import trace
 from terrazzo.index import Index, Var, substitute
 from terrazzo.index.guards import CallQuestions, Guard, asking
 from terrazzo.knobs import Settings, knobs
+from terrazzo.nests import pack
 from terrazzo.ops.define import operator
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.layout import strides_of
@@ -75,7 +77,7 @@ class Compiled:
             self.table = replace(table, settings=settings)
             return self.table
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         table = self.table
         # Another object at every change, so one comparison notices them all.
         now = knobs.undisturbed or knobs.now
@@ -147,7 +149,11 @@ class Compiled:
 
     def mode(self, keyword: str) -> str:
         """The same for a keyword argument."""
-        return self.tensors.get(keyword, "any" if self.operator is None else "attribute")
+        if self.operator is None:
+            return "any"
+        known = self.operator.signature.parameters
+        return self.tensors.get(keyword, "attribute" if keyword in known or not
+                                self.operator.takes_keywords else "keyword")
 
     def family(self, leaves: Sequence[Any], rebuild: _Rebuild, table: _Table) -> _Family:
         key = (rebuild.key(), tuple((len(a.shape), str(a.dtype)) for a in leaves))
@@ -155,6 +161,24 @@ class Compiled:
             if key not in table.families:
                 table.families[key] = _Family(self.name, rebuild)
             return table.families[key]
+
+    # ------------------------------------------------------------ as a Python object
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """A function that was written in the body of a class is a method of its objects."""
+        if owner is None or not is_method(self.function):
+            return self
+        return functools.partial(self, owner)
+
+    def __copy__(self) -> Compiled:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Compiled:
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.operator is not None:
+            return compiled, (self.operator,)
+        return reference(self, self.function, jit)
 
     # ------------------------------------------------------------ looking inside
     def graph(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
@@ -457,7 +481,8 @@ def _key(x: Any, mode: str, leaves: list[Any]) -> Any:
         # Zeros of either sign are equal, and a NaN is not even equal to itself.
         return (kind, repr(x)) if kind is float or kind is complex else (kind, x)
     if (kind is tuple or kind is list) and mode != "tensor":
-        return (kind, *[_key(item, mode, leaves) for item in x])
+        inner = "attribute" if mode == "keyword" else mode
+        return (kind, *[_key(item, inner, leaves) for item in x])
     if kind is dict and mode == "any":
         return (kind, *[(k, _key(v, mode, leaves)) for k, v in x.items()])
     if x is None or kind is str:
@@ -475,12 +500,13 @@ def _flatten(x: Any, mode: str, leaves: list[Any]) -> Any:
         leaf = x is not None
     else:
         leaf = mode != "attribute" and (
-            fastcall.is_array(x) or isinstance(x, (Value, float, complex))
+            fastcall.is_array(x) or isinstance(x, Value)
+            or (mode != "keyword" and isinstance(x, (float, complex)))
             or (mode == "tensors" and isinstance(x, _NUMBERS)))
     if leaf:
         leaves.append(x)
         return ("leaf", None)
-    if isinstance(x, (tuple, list)):
+    if isinstance(x, (tuple, list)) and mode != "keyword":
         return (type(x), tuple(_flatten(item, mode, leaves) for item in x))
     if isinstance(x, dict) and mode == "any":
         return (dict, tuple((k, _flatten(v, mode, leaves)) for k, v in x.items()))
@@ -572,7 +598,11 @@ def _bench(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return bench(op, *args, **kwargs)
 
 
-HOOKS.update(call=_call, lower=_lower, compile=_compile, verify=_verify, bench=_bench)
+def _op(function: Callable[..., Any], name: str, grad: Callable[..., Any] | None) -> Any:
+    return op(function, name=name, grad=grad)
+
+
+HOOKS.update(op=_op, call=_call, lower=_lower, compile=_compile, verify=_verify, bench=_bench)
 
 
 def verify(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -608,7 +638,7 @@ def op(function: Callable[..., Any] | None = None, *, name: str | None = None,
 
 def jit(function: Callable[..., Any]) -> Compiled:
     """Compile a function of tensors (or of nests of tensors) without making it an operator."""
-    return Compiled(function, getattr(function, "__name__", "function").strip("<>") or "function")
+    return Compiled(function, name_of(function).strip("<>") or "function")
 
 
 def load(path: str | os.PathLike[str]) -> Executable:

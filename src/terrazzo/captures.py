@@ -8,6 +8,8 @@ kept, was there before. The rest, and arrays that nobody may write to, are const
 
 from __future__ import annotations
 
+import functools
+import inspect
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -92,7 +94,8 @@ class Surroundings:
     """The variables around a function that hold data, to notice when one is bound anew."""
 
     def __init__(self, function: Any):
-        function = getattr(function, "__func__", function)
+        function, held = _code_and_objects(function)
+        self.objects = [(obj, content_of(obj)) for obj in held]
         self.cells: list[tuple[Any, Any]] = []
         self.globals: list[tuple[str, Any]] = []
         self.names: dict[str, Any] = getattr(function, "__globals__", {})
@@ -111,7 +114,13 @@ class Surroundings:
                 self.globals.append((name, value))
 
     def changed(self) -> bool:
-        """Whether a variable holds another object than when this was made."""
+        """Whether a variable holds another object than when this was made, or one of ours others.
+
+        A function may come with objects: of a method, the arguments of a partial function.
+        """
+        for obj, content in self.objects:
+            if content_of(obj) != content:
+                return True
         for cell, value in self.cells:
             if cell.cell_contents is not value:
                 return True
@@ -122,7 +131,25 @@ class Surroundings:
 def surroundings(function: Any) -> Surroundings | None:
     """What is to be watched around a function, if anything."""
     found = Surroundings(function)
-    return found if found.cells or found.globals else None
+    return found if found.cells or found.globals or found.objects else None
+
+
+def _code_and_objects(function: Any) -> tuple[Any, list[Any]]:
+    """The function that is written somewhere, and the objects that it is called with besides."""
+    held: list[Any] = []
+    while True:
+        function = inspect.unwrap(function)
+        if isinstance(function, functools.partial):
+            held += [*function.args, *function.keywords.values()]
+            function = function.func
+        elif inspect.ismethod(function):
+            held.append(function.__self__)
+            function = function.__func__
+        elif inspect.isfunction(getattr(type(function), "__call__", None)):  # noqa: B004
+            held.append(function)
+            function = type(function).__call__
+        else:
+            return function, held
 
 
 def _global_names(code: types.CodeType) -> set[str]:

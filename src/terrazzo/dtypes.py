@@ -144,11 +144,17 @@ _FLOAT8 = frozenset(t for t in DTYPES if t.is_float and t.bits <= 8)
 _SIGNED_BY_BITS = {t.bits: t for t in DTYPES if t.kind == "i"}
 _UNSIGNED_BY_BITS = {t.bits: t for t in DTYPES if t.kind == "u"}
 
-# Everything `as_dtype` answers at once. Short names win over numpy's character codes: "i8" is
-# int8 here, where numpy would read int64, so numpy's codes are not accepted at all.
+# Everything `as_dtype` answers at once. What numpy reads as a type is that type here too: "i8" is
+# 8 bytes, int64, although printed programs spell int8 so.
 _SPELLINGS: dict[Any, DType] = {
     spelling: t for t in DTYPES for spelling in (t, t.name, t.short, t.np, t.np.type)
 } | {bool: bool_, int: default_int, float: default_float, complex: default_complex, "bool_": bool_}
+_SPELLINGS |= {f"{order}{kind}{size}": _SPELLINGS[numpy.dtype(f"{kind}{size}")]
+               for order in ("", "<", "=", "|")
+               for kind, sizes in (("f", (2, 4, 8)), ("i", (1, 2, 4, 8)), ("u", (1, 2, 4, 8)),
+                                   ("c", (8, 16)))
+               for size in sizes}
+_SPELLINGS |= {"half": float16, "single": float32, "double": float64, "?": bool_}
 
 
 def _limits(dtype: DType) -> tuple[Any, Any]:
@@ -166,8 +172,9 @@ def _limits(dtype: DType) -> tuple[Any, Any]:
 def as_dtype(x: Any) -> DType:
     """Read a data type from any usual spelling of it.
 
-    Accepts a `DType`, a long or short name ("float32", "f32"), a numpy dtype or scalar type, a
-    torch dtype (without importing torch), and Python's `bool`, `int`, `float`, `complex`.
+    Accepts a `DType`, a long or short name ("float32", "f32"), a numpy dtype, scalar type or code
+    ("f8", "<f4"), a torch dtype (without importing torch), and Python's `bool`, `int`, `float`,
+    `complex`. A code of numpy counts bytes, so "i8" is int64.
     """
     try:
         found = _SPELLINGS.get(x)

@@ -7,7 +7,7 @@ from typing import Any
 
 from terrazzo.graph.autodiff import jvp_function, vjp_function
 from terrazzo.graph.ir import Value
-from terrazzo.graph.trace import pack
+from terrazzo.nests import leaves, pack
 
 
 class Differentiable:
@@ -63,15 +63,7 @@ class Differentiable:
 
     def floats(self, *values: Value) -> tuple[Value, ...]:
         """The results that small changes make sense for."""
-        return tuple(v for v in _leaves(self.function(values)) if v.dtype.is_float)
-
-
-def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, dict):
-        return [leaf for item in tree.values() for leaf in _leaves(item)]
-    if isinstance(tree, (tuple, list)):
-        return [leaf for item in tree for leaf in _leaves(item)]
-    return [tree]
+        return tuple(v for v in leaves(self.function(values)) if v.dtype.is_float)
 
 
 def _autograd_function(owner: Differentiable) -> Callable[..., Any]:

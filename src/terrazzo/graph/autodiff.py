@@ -8,7 +8,7 @@ nodes, so it can be differentiated again, rewritten, fused and compiled like any
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from terrazzo.graph.ir import (
     tracing,
 )
 from terrazzo.index.guards import all_equal
+from terrazzo.nests import leaves, mapped
 from terrazzo.ops.define import operator
 
 
@@ -271,7 +272,7 @@ def vjp_function(function: Function, argnums: int | Sequence[int] = 0) -> Functi
         *own, cotangents = args
 
         def pull(result: Any) -> tuple[list[Value], list[Value | None]]:
-            values, seeds = list(_leaves(result)), list(_leaves(cotangents))
+            values, seeds = leaves(result), leaves(cotangents)
             if len(values) != len(seeds):
                 raise GradientError(f"{_name(function)} has {len(values)} results, but "
                                     f"{len(seeds)} cotangents were given", where=user_location(),
@@ -294,7 +295,7 @@ def jvp_function(function: Function) -> Function:
 
     def traced(primals: Sequence[Any], directions: Sequence[Any]) -> Any:
         name = _name(function)
-        given, along = list(_leaves(tuple(primals))), list(_leaves(tuple(directions)))
+        given, along = leaves(tuple(primals)), leaves(tuple(directions), none=True)
         if len(given) != len(along):
             raise GradientError(f"{name} was given {len(given)} tensors, but {len(along)} tangents",
                                 where=user_location(), hint="pass one for each, None where it does "
@@ -305,8 +306,8 @@ def jvp_function(function: Function) -> Function:
             pairs = [(v, None if t is None or not v.dtype.is_float else _direction(v, t, name))
                      for v, t in zip(fresh, along, strict=True)]
             stand_ins = iter(fresh)
-            result = function(*_map_leaves(tuple(primals), lambda _: next(stand_ins)))
-            outputs = [as_value(leaf) for leaf in _leaves(result)]
+            result = function(*mapped(tuple(primals), lambda _: next(stand_ins)))
+            outputs = [as_value(leaf) for leaf in leaves(result)]
             moved = [v for v, t in pairs if t is not None]
             found = tangents(outputs, moved, [t for _, t in pairs if t is not None])
             # What does not change in a smooth way, such as an integer, has zeros for a tangent.
@@ -314,8 +315,8 @@ def jvp_function(function: Function) -> Function:
                                                                         strict=True)]
             body = Graph(name, tuple(fresh), (*outputs, *filled))
             answers = iter(replace_inputs(body, values))
-        return (_map_leaves(result, lambda _: next(answers)),
-                _map_leaves(result, lambda _: next(answers)))
+        return (mapped(result, lambda _: next(answers)),
+                mapped(result, lambda _: next(answers)))
 
     return _labelled(traced, "jvp", function)
 
@@ -355,16 +356,16 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
                 raise GradientError(f"{_name(function)} was called with {len(arguments)} arguments,"
                                     f" and there is none of number {i}", where=user_location(),
                                     hint="count argnums from 0")
-            arguments[i] = _map_leaves(arguments[i], stand_in)
+            arguments[i] = mapped(arguments[i], stand_in)
         result = function(*arguments, **kwargs)
         outputs, cotangents = pull(result)
         found = [zeros(v.type) if g is None else g
                  for v, g in zip(fresh, gradients(outputs, cotangents, fresh))]
-        results = [as_value(leaf) for leaf in _leaves(result)]
+        results = [as_value(leaf) for leaf in leaves(result)]
         body = Graph(_name(function), tuple(fresh), (*results, *found))
         values = iter(replace_inputs(body, given))
-    answer = _map_leaves(result, lambda _: next(values))
-    per_argument = [_map_leaves(arguments[i], lambda _: next(values)) for i in positions]
+    answer = mapped(result, lambda _: next(values))
+    per_argument = [mapped(arguments[i], lambda _: next(values)) for i in positions]
     return answer, per_argument[0] if isinstance(argnums, int) else tuple(per_argument)
 
 
@@ -375,21 +376,6 @@ def _name(function: Function) -> str:
 def _labelled(derived: Function, transform: str, function: Function) -> Function:
     derived.__name__ = derived.__qualname__ = f"{transform}_{_name(function)}"
     return derived
-
-
-def _map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, dict):
-        return {k: _map_leaves(v, function) for k, v in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        items = [_map_leaves(v, function) for v in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return function(tree)
-
-
-def _leaves(tree: Any) -> Iterable[Any]:
-    found: list[Any] = []
-    _map_leaves(tree, found.append)
-    return found
 
 
 # ---------------------------------------------------------------- functions on values and arrays
@@ -410,10 +396,10 @@ def _by_reference(function: Function) -> Function:
             return values[-1]
 
         with trace_scope():
-            result = function(*_map_leaves(args, stand_in), **kwargs)
-        outputs = tuple(as_value(leaf) for leaf in _leaves(result))
+            result = function(*mapped(args, stand_in), **kwargs)
+        outputs = tuple(as_value(leaf) for leaf in leaves(result))
         answers = iter(run(Graph(_name(function), tuple(values), outputs), arrays))
-        return _map_leaves(result, lambda _: next(answers))
+        return mapped(result, lambda _: next(answers))
 
     return run_reference
 
@@ -433,7 +419,7 @@ def _dispatch(traced: Function) -> Function:
 
     @functools.wraps(traced)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if tracing() or any(isinstance(leaf, Value) for leaf in _leaves((args, kwargs))):
+        if tracing() or any(isinstance(leaf, Value) for leaf in leaves((args, kwargs))):
             return traced(*args, **kwargs)
         if not compiled:
             compiled.append(_compile(traced))

@@ -27,9 +27,11 @@ from terrazzo.errors import (
     is_ours,
     user_location,
 )
+from terrazzo.graph.bound import BoundOperator, is_method, of_object, reference
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import call_questions, ordinary
-from terrazzo.shapes import Shape, dims_text
+from terrazzo.nests import flatten, pack
+from terrazzo.shapes import Shape, dims_text, num_elements
 
 _serial = itertools.count()
 
@@ -43,6 +45,10 @@ class TensorType:
 
     def __str__(self) -> str:
         return f"{self.dtype.short}{dims_text(self.shape)}"
+
+
+ALIASES = {"dim": "axis", "keepdim": "keepdims"}
+TENSOR_KEYWORDS = "**"  # the attribute that names the inputs which came as **keywords
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +83,11 @@ class Operator:
         return [p for p in self.signature.parameters.values() if p.kind == p.KEYWORD_ONLY]
 
     @cached_property
+    def takes_keywords(self) -> bool:
+        """Whether it takes **keywords: tensors among them are further inputs."""
+        return any(p.kind == p.VAR_KEYWORD for p in self.signature.parameters.values())
+
+    @cached_property
     def variadic(self) -> bool:
         return any(p.kind == p.VAR_POSITIONAL for p in self.tensor_params)
 
@@ -84,10 +95,16 @@ class Operator:
     def is_composite(self) -> bool:
         return self.body is not None
 
+    def spelled(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Keywords in our spelling: axes may be named as torch names them."""
+        known = self.signature.parameters
+        return {ALIASES[k] if k in ALIASES and k not in known and ALIASES[k] in known else k: v
+                for k, v in kwargs.items()}
+
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]
              ) -> tuple[list[Any], dict[str, Any]]:
         """Sort a call's arguments into tensors and attributes, with a clear error."""
-        kwargs = dict(kwargs)
+        kwargs = self.spelled(kwargs)
         if self.variadic:
             if args and isinstance(args[0], (list, tuple)):
                 tensors, rest = list(args[0]), list(args[1:])
@@ -116,8 +133,13 @@ class Operator:
         attrs.update(zip(free, rest, strict=False))
         for name, value in kwargs.items():
             if all(p.name != name for p in self.attr_params):
-                raise ArgumentError(f"{self.name}{self.signature} has no argument {name!r}",
-                                    where=user_location())
+                if not self.takes_keywords:
+                    raise ArgumentError(f"{self.name}{self.signature} has no argument {name!r}",
+                                        where=user_location())
+                if is_tensor(value):
+                    tensors.append(value)
+                    attrs[TENSOR_KEYWORDS] = (*attrs.get(TENSOR_KEYWORDS, ()), name)
+                    continue
             attrs[name] = value
         for param in self.attr_params:
             if param.name not in attrs:
@@ -125,7 +147,7 @@ class Operator:
                                     f"{param.name!r}", where=user_location())
         return tensors, attrs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if not tracing():
             for arg in args:
                 if isinstance(arg, Value):
@@ -135,21 +157,44 @@ class Operator:
         tensors, attrs = self.bind(args, kwargs)
         return apply(self, tensors, attrs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """One level of this operator's compilation as text: `op.lower(x, "loop")`."""
         return HOOKS["lower"](self, args, kwargs)
 
-    def verify(self, *args: Any, **kwargs: Any) -> Any:
+    def verify(self, /, *args: Any, **kwargs: Any) -> Any:
         """Check every level against the one above, and the gradient; raises VerifyError."""
         return HOOKS["verify"](self, args, kwargs)
 
-    def bench(self, *args: Any, **kwargs: Any) -> Any:
+    def bench(self, /, *args: Any, **kwargs: Any) -> Any:
         """Time this operator beside numpy and torch, and against the machine's roofline."""
         return HOOKS["bench"](self, args, kwargs)
 
-    def compile(self, *args: Any, **kwargs: Any) -> Any:
+    def compile(self, /, *args: Any, **kwargs: Any) -> Any:
         """The executable for arguments like these, which can be saved."""
         return HOOKS["compile"](self, args, kwargs)
+
+    # ------------------------------------------------------------ as a Python object
+    @cached_property
+    def as_method(self) -> tuple[str, Operator]:
+        """The name of the first parameter, and the operator that takes it for an attribute."""
+        return of_object(self)
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """An operator that was written in the body of a class is a method of its objects."""
+        if owner is None or self.family != "user" or not is_method(self.body):
+            return self
+        return BoundOperator(self, owner)
+
+    def __copy__(self) -> Operator:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Operator:
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.family != "user" or self.body is None:
+            return operator_named, (self.name,)
+        return reference(self, inspect.unwrap(self.body), HOOKS["op"], self.name, self.grad)
 
     def __repr__(self) -> str:
         return f"<operator {self.name}{self.signature}>"
@@ -176,7 +221,6 @@ class Value:
 
     __slots__ = ("__weakref__", "index", "name", "node", "type")
     __array_priority__ = 1000
-    __array_ufunc__ = None  # numpy arrays on the left leave the operation to us
     __hash__ = object.__hash__
 
     def __init__(self, type: TensorType, node: Node | None = None, index: int = 0, name: str = ""):
@@ -190,6 +234,16 @@ class Value:
 
             return seen(self.type.shape)
         return self.type.shape
+
+    @property
+    def size(self) -> Any:
+        """The number of elements, as `shape` gives sizes."""
+        count = num_elements(self.type.shape)
+        if call_questions() is not None and not is_ours(sys._getframe(1)):
+            from terrazzo.graph.sizes import seen
+
+            return seen(count)
+        return count
 
     @property
     def dtype(self) -> DType:
@@ -460,6 +514,11 @@ def _from_torch(x: Any) -> np.ndarray:
         return x.view({1: torch.uint8, 2: torch.int16}[kind.itemsize]).numpy().view(kind)
 
 
+def is_tensor(x: Any) -> bool:
+    """Whether something is a traced value, an array or a tensor of torch."""
+    return isinstance(x, (Value, np.ndarray)) or hasattr(x, "data_ptr")
+
+
 def _is_number(x: Any) -> bool:
     return isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic)
 
@@ -481,22 +540,21 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
         attrs = plain(attrs)
     if op.infer is not None:
         inferred = op.infer(*types, **attrs)
+        several = isinstance(inferred, tuple)
+        structure: Any = tuple(range(len(inferred))) if several else 0
+        result_types = inferred if several else (inferred,)
     else:
-        assert op.body is not None
         scopes = getattr(_state, "captures", ())
         uses = [s.uses for s in scopes]
-        inferred = infer_composite(op, types, attrs)
+        result_types, structure = composite_types(op, types, attrs)
         if op.grad is None and [s.uses for s in scopes] != uses:
             # Its body mentions arrays, which have a meaning in this trace only: it is opened here.
-            outputs = expand(op, values, attrs)
-            return outputs if isinstance(inferred, tuple) else outputs[0]
-    several = isinstance(inferred, tuple)
-    node = Node(op, tuple(values), dict(attrs), inferred if several else (inferred,),
-                where=user_location() or "")
+            return pack(structure, expand(op, values, attrs))
+    node = Node(op, tuple(values), dict(attrs), result_types, where=user_location() or "")
     for type in node.types:
         for size in type.shape:
             ordinary(size)
-    return node.outputs if several else node.outputs[0]
+    return pack(structure, node.outputs)
 
 
 # Of these, the result depends on more digits of a number than a half type has.
@@ -538,6 +596,12 @@ def _dtype_of(x: Any) -> Any:
 def expand(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
            ) -> tuple[Value, ...]:
     """The values a composite operator's body computes from the given inputs."""
+    return _opened(op, inputs, attrs)[0]
+
+
+def _opened(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
+            ) -> tuple[tuple[Value, ...], Any]:
+    """What a composite operator's body computes, and the nest in which it answers with it."""
     assert op.body is not None
     if call_questions() is not None and op.family == "user":
         from terrazzo.graph.sizes import seen
@@ -547,17 +611,16 @@ def expand(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any
         result = op.body(*inputs, **attrs)
     if result is None:
         raise ArgumentError(f"{op.name} returned None", hint="return the computed tensors")
-    return tuple(as_value(r) for r in result) if isinstance(result, (tuple, list)) else (
-        as_value(result),)
+    found: list[Any] = []
+    structure = flatten(result, found)
+    return tuple(map(as_value, found)), structure
 
 
-def infer_composite(op: Operator, types: Sequence[TensorType | None],
-                    attrs: Mapping[str, Any]) -> Any:
-    """The types of a composite operator's results, by tracing its body."""
-    values = [None if t is None else Value(t) for t in types]
-    results = expand(op, values, attrs)
-    result_types = tuple(r.type for r in results)
-    return result_types if len(result_types) > 1 else result_types[0]
+def composite_types(op: Operator, types: Sequence[TensorType | None], attrs: Mapping[str, Any]
+                    ) -> tuple[tuple[TensorType, ...], Any]:
+    """The types of a composite operator's results and their nest, by tracing its body."""
+    values, structure = _opened(op, [None if t is None else Value(t) for t in types], attrs)
+    return tuple(v.type for v in values), structure
 
 
 # ---------------------------------------------------------------- rebuilding

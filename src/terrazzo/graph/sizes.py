@@ -22,6 +22,7 @@ from terrazzo.dtypes import DType, default_int, float64, result_type
 from terrazzo.graph.ir import Value, apply, constant, operator_named
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import CallQuestions, call_questions
+from terrazzo.nests import mapped
 
 
 class _Stand:
@@ -342,16 +343,12 @@ def plain(x: Any) -> Any:
 
 
 def _mapped(x: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(x, tuple):
-        items = [_mapped(item, function) for item in x]
-        return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
-    if isinstance(x, list):
-        return [_mapped(item, function) for item in x]
-    if isinstance(x, dict):
-        return {k: _mapped(v, function) for k, v in x.items()}
-    if isinstance(x, slice):
-        return slice(*(_mapped(part, function) for part in (x.start, x.stop, x.step)))
-    return function(x)
+    def leaf(item: Any) -> Any:
+        if isinstance(item, slice):
+            return slice(*(leaf(part) for part in (item.start, item.stop, item.step)))
+        return function(item)
+
+    return mapped(x, leaf, none=True)
 
 
 def as_value(x: Size | Real, dtype: DType | None) -> Value:

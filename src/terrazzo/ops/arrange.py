@@ -25,7 +25,6 @@ from terrazzo.ops.shape import (
     place,
     require_rank,
     reshape,
-    returns_tuple,
     slice_,
     span,
 )
@@ -241,7 +240,6 @@ def diag(x: Any, *, k: int = 0) -> Any:
     return reshape(flat, shape=(n, n))
 
 
-@returns_tuple
 @operator(family="shape")
 def meshgrid(*xs: Any, indexing: str = "xy") -> Any:
     """coordinate tensors of the grid that vectors span; "xy" swaps the first two axes"""

@@ -27,25 +27,15 @@ from terrazzo.graph.ir import (
     replace_inputs,
     trace_scope,
 )
-from terrazzo.graph.trace import pack, trace
+from terrazzo.graph.trace import trace
 from terrazzo.index import Index
 from terrazzo.index.guards import all_equal, granted
+from terrazzo.nests import flatten, pack
 from terrazzo.ops.indexing import FrontedOperator, fronted
 from terrazzo.shapes import dims_text
 
 
 # ---------------------------------------------------------------- nested arguments
-def _flatten(tree: Any, leaves: list[Any]) -> Any:
-    """The nesting of tuples, lists and dicts, with the positions of its leaves."""
-    if isinstance(tree, dict):
-        return {k: _flatten(v, leaves) for k, v in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        items = [_flatten(v, leaves) for v in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    leaves.append(tree)
-    return len(leaves) - 1
-
-
 def _tensors(leaves: Sequence[Any]) -> list[Any]:
     """Leaves with Python numbers made into arrays of the default types."""
     return [leaf if hasattr(leaf, "dtype") else np.asarray(leaf, result_type(leaf).np)
@@ -204,7 +194,7 @@ def _cond_front(pred: Any, then_fn: Callable[..., Any], else_fn: Callable[..., A
     The functions may mention values around them. Both must give results of the same types.
     """
     leaves: list[Any] = []
-    structure = _flatten(operands, leaves)
+    structure = flatten(operands, leaves)
     tensors = _tensors(leaves)
     types = [_type_of(t) for t in tensors]
     mark = _mark()
@@ -262,7 +252,7 @@ def _while_front(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], init:
     The state may be nested tuples, lists and dicts; the body must keep its types.
     """
     leaves: list[Any] = []
-    structure = _flatten((init,), leaves)
+    structure = flatten((init,), leaves)
     tensors = _tensors(leaves)
     types = [_type_of(t) for t in tensors]
     mark = _mark()
@@ -374,9 +364,9 @@ def _scan_front(fn: Callable[..., Any], init: Any, xs: Any = None, *, length: An
     many steps; `reverse` starts at the last row.
     """
     leaves: list[Any] = []
-    structure = _flatten((init,), leaves)
+    structure = flatten((init,), leaves)
     carries = len(leaves)
-    x_structure = None if xs is None else _flatten(xs, leaves)
+    x_structure = None if xs is None else flatten(xs, leaves)
     tensors = _tensors(leaves)
     types = [_type_of(t) for t in tensors]
     rows = types[carries:]

@@ -15,6 +15,7 @@ inferred type (a tuple when there are several results).
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,8 @@ import numpy as np
 from terrazzo.dtypes import DType, bool_, default_float, promote
 from terrazzo.errors import DTypeError, user_location
 from terrazzo.expr.ir import Tensor, compute
-from terrazzo.graph.ir import Node, Operator, TensorType, Value, register
+from terrazzo.graph.bound import doc_of, name_of
+from terrazzo.graph.ir import TENSOR_KEYWORDS, Node, Operator, TensorType, Value, register
 from terrazzo.index import Index
 from terrazzo.loop.interpret import convert
 from terrazzo.scalar import OPS, Scalar, call, cast
@@ -37,6 +39,18 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.Signature(kept)
 
 
+def _by_keyword(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A body whose last tensors came as **keywords, under the names that an attribute lists."""
+
+    @functools.wraps(function)
+    def body(*tensors: Any, **attrs: Any) -> Any:
+        names = attrs.pop(TENSOR_KEYWORDS, ())
+        count = len(tensors) - len(names)
+        return function(*tensors[:count], **dict(zip(names, tensors[count:])), **attrs)
+
+    return body
+
+
 def operator(function: Callable[..., Any] | None = None, *, family: str = "",
              name: str | None = None, grad: Callable[..., Any] | None = None,
              reference: Callable[..., Any] | None = None, keep_whole: bool = False,
@@ -44,9 +58,11 @@ def operator(function: Callable[..., Any] | None = None, *, family: str = "",
     """Define a composite operator by a body made of other operators."""
 
     def make(body: Callable[..., Any]) -> Operator:
+        signature = _signature(body)
+        keywords = any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values())
         return register(Operator(
-            name or body.__name__, _signature(body), body=body, grad=grad, reference=reference,
-            family=family, doc=inspect.getdoc(body) or "", keep_whole=keep_whole,
+            name or name_of(body), signature, body=_by_keyword(body) if keywords else body,
+            grad=grad, reference=reference, family=family, doc=doc_of(body), keep_whole=keep_whole,
             kind="attention" if keep_whole else "pointwise", differentiable=differentiable,
             unify=unify))
 

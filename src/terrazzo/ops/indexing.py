@@ -55,7 +55,6 @@ from terrazzo.ops.shape import (
     expand_dims,
     ravel,
     reshape,
-    returns_tuple,
     span,
     unravel,
 )
@@ -72,7 +71,7 @@ from terrazzo.shapes import (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FrontedOperator(Operator):
     """An operator that is called with what a graph cannot hold (slices, Python functions).
 
@@ -81,7 +80,7 @@ class FrontedOperator(Operator):
 
     front: Callable[..., Any] | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         assert self.front is not None
         return self.front(*args, **kwargs)
 
@@ -575,7 +574,6 @@ def bincount(x: Any, *, length: int) -> Any:
 
 
 # ---------------------------------------------------------------- nonzero
-@returns_tuple
 @operator(family="indexing", differentiable=False)
 def nonzero(x: Any, *, size: Any = None, fill_value: int = 0) -> Any:
     """the indices of elements that are not 0, one vector an axis

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from terrazzo.graph.ir import OPERATORS, Value
+from terrazzo.graph.ir import OPERATORS, Operator, Value
+from terrazzo.ops.numpy_calls import array_function, rounded, ufunc
 
 _BINARY = {
     "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide",
@@ -16,8 +17,11 @@ _BINARY = {
 _COMPARE = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
             "eq": "equal", "ne": "not_equal"}
 _UNARY = {"neg": "negative", "abs": "absolute", "invert": "bitwise_invert"}
-_METHODS = ("sum", "prod", "mean", "var", "std", "max", "min", "argmax", "argmin", "any", "all",
-            "reshape", "astype", "cumsum")
+# Every operator of these families that begins with one tensor is a method of it: x.exp().
+_FAMILIES = {"elementwise", "reduce", "shape", "activation", "contract", "norm", "indexing",
+             "sorting", "scan"}
+_NO_METHODS = {"eye", "getitem", "place", "where"}  # not of the first argument, or no one's to call
+_RENAMED = {"abs": "absolute", "pow": "power", "unsqueeze": "expand_dims"}
 
 
 def _forward(name: str, swap: bool = False) -> Callable[..., Any]:
@@ -26,26 +30,49 @@ def _forward(name: str, swap: bool = False) -> Callable[..., Any]:
             return OPERATORS[name](args[0], self)
         return OPERATORS[name](self, *args, **kwargs)
 
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = OPERATORS[name].doc
     return method
+
+
+def _is_method(op: Operator) -> bool:
+    return (op.family in _FAMILIES and op.name not in _NO_METHODS and bool(op.tensor_params)
+            and op.tensor_params[0].kind is not op.tensor_params[0].VAR_POSITIONAL)
 
 
 def _getitem(self: Value, key: Any) -> Any:
     return OPERATORS["getitem"](self, key=key)
 
 
+def _sizes(args: tuple[Any, ...]) -> Any:
+    """Sizes or axes that were given one by one, or as one tuple."""
+    return args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+
+
+def _reshape(self: Value, *sizes: Any, shape: Any = None) -> Any:
+    return OPERATORS["reshape"](self, shape=_sizes(sizes) if sizes else shape)
+
+
 def _transpose(self: Value, *axes: Any) -> Any:
-    order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-    return OPERATORS["permute_dims"](self, axes=tuple(order) or tuple(range(self.ndim))[::-1])
+    order = tuple(_sizes(axes)) if axes else ()
+    return OPERATORS["permute_dims"](self, axes=order or tuple(range(self.ndim))[::-1])
+
 
 
 def install() -> None:
     """Attach everything to Value."""
-    methods: dict[str, Any] = {"__getitem__": _getitem, "transpose": _transpose,
-                               "T": property(_transpose), "__hash__": object.__hash__}
+    methods: dict[str, Any] = {
+        "__getitem__": _getitem, "__hash__": object.__hash__, "__pos__": lambda self: self,
+        "__round__": lambda self, digits=None: rounded(self, digits or 0), "round": rounded,
+        "__array_ufunc__": ufunc, "__array_function__": array_function,
+        "reshape": _reshape, "view": _reshape, "transpose": _transpose, "permute": _transpose,
+        "T": property(_transpose), "mT": property(lambda x: OPERATORS["matrix_transpose"](x))}
     for short, name in _BINARY.items():
         methods[f"__{short}__"] = _forward(name)
         methods[f"__r{short}__"] = _forward(name, swap=True)
     methods |= {f"__{short}__": _forward(name) for short, name in (_COMPARE | _UNARY).items()}
-    methods |= {name: _forward(name) for name in _METHODS}
+    names = {op.name: op.name for op in OPERATORS.values() if _is_method(op)} | _RENAMED
+    methods |= {name: _forward(target) for name, target in names.items()
+                if name not in methods and not hasattr(Value, name)}
     for name, method in methods.items():
         setattr(Value, name, method)

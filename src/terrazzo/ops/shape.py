@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator as python
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,12 +25,9 @@ from terrazzo.errors import (
 from terrazzo.expr.ir import Tensor, compute
 from terrazzo.graph.ir import (
     Node,
-    Operator,
     TensorType,
     Value,
-    infer_composite,
     operator_named,
-    register,
 )
 from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, minimum, proves_eq
 from terrazzo.index.guards import all_equal, ask, granted, known, multiple
@@ -56,16 +52,6 @@ def as_shape(sizes: Any) -> Shape:
     if isinstance(sizes, IndexExpr) or not isinstance(sizes, Iterable):
         sizes = (sizes,)
     return tuple(n if isinstance(n, IndexExpr) else python.index(n) for n in sizes)
-
-
-def returns_tuple(op: Operator) -> Operator:
-    """Make a composite operator answer with a tuple also when it has a single result."""
-
-    def infer(*types: Any, **attrs: Any) -> Any:
-        inferred = infer_composite(op, types, attrs)
-        return inferred if isinstance(inferred, tuple) else (inferred,)
-
-    return register(replace(op, infer=infer))
 
 
 # ---------------------------------------------------------------- reshape
@@ -525,7 +511,6 @@ def _cuts(x: Any, indices_or_sections: Any, axis: int) -> list[Index]:
     return [n // sections * k for k in range(sections + 1)]
 
 
-@returns_tuple
 @operator(family="shape")
 def split(x: Any, *, indices_or_sections: Any, axis: int = 0) -> Any:
     """x cut along an axis into equal parts (a number) or at places (a tuple); a tuple of parts"""
@@ -534,7 +519,6 @@ def split(x: Any, *, indices_or_sections: Any, axis: int = 0) -> Any:
     return tuple(span(x, axis, a, b) for a, b in pairwise(cuts))
 
 
-@returns_tuple
 @operator(family="shape")
 def unstack(x: Any, *, axis: int = 0) -> Any:
     """the slices of x along an axis, without that axis, as a tuple"""

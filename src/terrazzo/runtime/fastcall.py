@@ -12,8 +12,8 @@ import numpy as np
 
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArgumentError, DeviceError
-from terrazzo.graph.trace import pack
 from terrazzo.knobs import knobs, thread_count
+from terrazzo.nests import pack
 from terrazzo.runtime.layout import is_row_major, literal, row_major
 
 _ndarray = np.ndarray
