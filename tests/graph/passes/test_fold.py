@@ -7,7 +7,7 @@ import numpy as np
 from terrazzo.dtypes import bfloat16, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, constant
-from terrazzo.graph.passes import fold_constants
+from terrazzo.graph.passes import fold_constants, inline_composites
 from terrazzo.graph.rewrite import Applied
 from terrazzo.graph.trace import trace
 from terrazzo.ops.elementwise import exp
@@ -68,6 +68,33 @@ def test_constants_do_not_grow() -> None:
         constant(np.ones(64, np.float32)), shape=(64, 64)))) == ["constant", "broadcast_to"]
     assert names(folded(lambda x: OPERATORS["broadcast_to"](
         constant(1.0), shape=(4, 4)))) == ["constant"], "small ones may"
+
+
+def _table(x: Value) -> Value:
+    """A scatter into zeros, a product and a softmax of the result, all made of nothing."""
+    place, rows = OPERATORS["full"](shape=(40, 40), value=0.0, dtype="float32"), np.arange(40)
+    index = OPERATORS["reshape"](constant(rows), shape=(40, 1))
+    wide = OPERATORS["broadcast_to"](index, shape=(40, 40))
+    return x + OPERATORS["softmax"](OPERATORS["scatter"](
+        place, wide, OPERATORS["astype"](wide, dtype="float32"), axis=0) @ constant(
+            np.linspace(-0.02, 0.02, 1600, dtype=np.float32).reshape(40, 40)))
+
+
+def test_what_takes_a_kernel_of_its_own_becomes_a_table(rng: np.random.Generator) -> None:
+    graph = inline_composites(trace(_table, [TensorType((40, 40), float32)])[0],
+                              whole=lambda node: False)
+    x = rng.standard_normal((40, 40)).astype(np.float32)
+    made = fold_constants(graph)
+    assert names(made) == ["constant", "add"]
+    np.testing.assert_array_equal(run(made, [x])[0], run(graph, [x])[0])
+
+
+def test_tables_are_not_made_larger_than_the_limit() -> None:
+    graph, _ = trace(lambda x: x + OPERATORS["sum"](
+        OPERATORS["full"](shape=(64, 64), value=2, dtype="float32"), axis=0), [
+            TensorType((64,), float32)])
+    assert names(fold_constants(graph)) == ["constant", "add"]
+    assert "sum" in names(fold_constants(graph, limit=1000))
 
 
 def test_the_limit_is_kept() -> None:
