@@ -215,25 +215,43 @@ def test_channels_first_is_read_by_strides() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16], ids=lambda d: d.name)
 @pytest.mark.parametrize("groups", [1, 16])
 @pytest.mark.parametrize("activation", [relu, gelu, lambda y: clip(y, 0.0, 6.0)],
                          ids=["relu", "gelu", "clip"])
-def test_bias_residual_and_activation_are_one_kernel(groups: int, activation: Callable[..., Any]
-                                                     ) -> None:
+def test_bias_residual_and_activation_are_one_kernel(dtype: DType, groups: int,
+                                                     activation: Callable[..., Any]) -> None:
     attrs: dict[str, Any] = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1),
                              "groups": groups}
     shapes = [(1, 9, 10, 16), (3, 3, 16 // groups, 16), (16,), (1, 9, 10, 16)]
-    found = programs(lambda x, w, b, r: activation(convolve(x, w, **attrs) + b + r), shapes)
+    found = programs(lambda x, w, b, r: activation(convolve(x, w, **attrs) + b + r), shapes,
+                     dtype)
     assert [p.kind for p in found] == ["contraction"]
     function = lower_convolution(found[0], host(), frozenset())
     assert function is not None
-    arrays = [numbers(s, seed=i) for i, s in enumerate(shapes)]
-    linear = expected(arrays[0], arrays[1], **attrs) + arrays[2] + arrays[3]
+    arrays = [numbers(s, dtype, seed=i) for i, s in enumerate(shapes)]
+    linear = expected(arrays[0], arrays[1], **attrs) + (
+        arrays[2].astype(np.float64) + arrays[3].astype(np.float64))
     graph, _ = trace(activation, [TensorType(linear.shape, float64)])
     (want,) = evaluate(graph, [linear])
     by_input = {t.name: a for t, a in zip(found[0].inputs, arrays, strict=True)}
     got = run(function, host(), [by_input[t.name] for t in found[0].inputs], want.shape)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    # One rounding to the type of the result, none of what lies between.
+    rtol = {float32: 1e-4, float16: 2.0**-11, bfloat16: 2.0**-8}[dtype]
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=1.01 * rtol, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("groups", [1, 16])
+def test_half_types_are_stored_from_registers(groups: int, dtype: DType) -> None:
+    attrs: dict[str, Any] = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1),
+                             "groups": groups}
+    program = convolution(lambda x, w, b: relu(convolve(x, w, **attrs) + b),
+                          [(1, 9, 10, 16), (3, 3, 16 // groups, 16), (16,)], dtype)
+    function = lower_convolution(program, host(), frozenset())
+    assert function is not None
+    tiles = [s for s in walk(function.body) if isinstance(s, Tile)]
+    assert tiles and all(t.places[0][0] is function.params[-1] for t in tiles)
 
 
 def test_a_residual_gives_its_memory_to_the_result() -> None:
@@ -260,19 +278,21 @@ def test_a_residual_gives_its_memory_to_the_result() -> None:
     np.testing.assert_allclose(got, np.maximum(layer[2] @ w[0, 0] + layer[2], 0), rtol=1e-4)
 
 
-def test_interpreter_runs_the_same_kernel() -> None:
+@pytest.mark.parametrize("dtype", [float32, float16], ids=lambda d: d.name)
+def test_interpreter_runs_the_same_kernel(dtype: DType) -> None:
     attrs: dict[str, Any] = {"strides": (2, 1), "padding": ((1, 1), (0, 1)), "dilation": (1, 1)}
     for groups in (1, 3):
         shapes = [(1, 5, 6, 3), (3, 3, 3 // groups, 3 * groups), (3 * groups,)]
         program = convolution(lambda x, w, b, g=groups: relu(convolve(x, w, groups=g, **attrs) + b),
-                              shapes)
+                              shapes, dtype)
         function = lower_convolution(program, avx2_spec(), frozenset())
         assert function is not None
-        arrays = [numbers(s, seed=i) for i, s in enumerate(shapes)]
+        arrays = [numbers(s, dtype, seed=i) for i, s in enumerate(shapes)]
         want = np.maximum(expected(arrays[0], arrays[1], groups=groups, **attrs) + arrays[2], 0)
-        out = np.full(want.size, np.nan, np.float32)
+        out = np.full(want.size, np.nan, dtype.np)
         interpret.run(function, [a.ravel().copy() for a in arrays] + [out], {})
-        np.testing.assert_allclose(out.reshape(want.shape), want, rtol=1e-4, atol=1e-4)
+        rtol = 1e-4 if dtype is float32 else 2.0**-10
+        np.testing.assert_allclose(out.reshape(want.shape), want, rtol=rtol, atol=1e-4)
 
 
 def test_other_kinds_are_left_alone() -> None:

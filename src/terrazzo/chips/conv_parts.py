@@ -127,7 +127,8 @@ class ConvKernel:
         """What follows the sum as an expression of few operands, if it is that."""
         conv = self.conv
         after = loads_outside(conv.body, conv.reduce)
-        if not self.sums_in_output or cost(_without(conv.body, conv.reduce)) > IN_REGISTERS:
+        narrow = conv.stage.dtype.compute is self.wide
+        if not narrow or cost(_without(conv.body, conv.reduce)) > IN_REGISTERS:
             return None
         total = Load(self.wide, Buffer("total", self.wide, 1), (0,))
         table: dict[int, Scalar] = {id(conv.reduce): total}

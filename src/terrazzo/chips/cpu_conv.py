@@ -374,7 +374,8 @@ class _Dense(ConvKernel):
             b = inner("b", (group * self.panels + which) * (self.depth * self.nr))
             output = inner("output", group * self.share + which * self.nr)
             here = {**values, self.conv.outputs.var: output}
-            sums = None if self.sums_in_output else Buffer(
+            stored = self.sums_in_output or (self.after is not None and not self.shape.chunk)
+            sums = None if stored else Buffer(
                 self.fresh("sums"), self.wide, self.strip_pixels() * self.nr)
             strip = _Strip((weights, b), source, here, outer, y, rows, x, first_tile, tiles, live,
                            sums)

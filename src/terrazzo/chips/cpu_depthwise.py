@@ -33,7 +33,7 @@ _EDGE_VECTORS = 8  # of a pixel at the edge: enough sums to hide the latency of 
 def keeps_channels_apart(conv: Convolution) -> bool:
     """Whether each output belongs to one channel, and all channels to one run in memory."""
     return conv.groups > 1 and conv.channels == 1 and conv.share == 1 and conv.x_group == 1 and (
-        conv.stage.dtype is conv.reduce.dtype)
+        conv.stage.dtype.compute is conv.reduce.dtype)
 
 
 class Depthwise(ConvKernel):
@@ -251,15 +251,22 @@ class Depthwise(ConvKernel):
         here = {**values, conv.outputs.var: channel}
         if space.position is not None:
             here[space.position.var] = column
+        to, steps = (self.out, self.at(conv.out_address, here)), self.pixels(conv.out_address)
+        if self.is_plain or self.after is not None or self.sums_in_output:
+            sums = None
+        else:
+            sums = Buffer(self.fresh("sums"), self.wide, across * nr)
+            to, steps = (sums, 0), Pixels(nr, 0)
         tile = window_tile(
-            (self.out, self.at(conv.out_address, here)), (self.x, a + channel),
-            (weights, b + channel), levels, live, self.pixels(conv.out_address),
+            to, (self.x, a + channel), (weights, b + channel), levels, live, steps,
             Pixels(space.stride * space.step, 0), 1, across, nr, lanewise=True,
             finish=None if self.after is None else self.after.finish,
             operands=self.operands(here))
-        return block(tile, self.epilogue(here, across, live))
+        code = block(tile, self.epilogue(here, across, nr, live, sums))
+        return code if sums is None else Alloc(sums, code)
 
-    def epilogue(self, values: Values, across: int, live: int) -> Stmt | None:
+    def epilogue(self, values: Values, across: int, nr: int, live: int, sums: Buffer | None
+                 ) -> Stmt | None:
         """Store what the body makes of the sums of a tile, where that is much work."""
         if self.is_plain or self.after is not None:
             return None
@@ -270,6 +277,6 @@ class Depthwise(ConvKernel):
             here[space.position.var] = values[space.position.var] + x
         here[conv.outputs.var] = values[conv.outputs.var] + j
         at = self.at(conv.out_address, here)
-        value = cast(self.on_buffers(conv.body, here, Load(self.wide, self.out, (at,))),
-                     self.out.dtype)
+        total = self.out[at] if sums is None else sums[x * nr + j]
+        value = cast(self.on_buffers(conv.body, here, total), self.out.dtype)
         return For(x, 0, across, For(j, 0, live, Store(self.out, at, value), "vector"))

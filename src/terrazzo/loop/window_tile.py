@@ -7,7 +7,8 @@
 The block is `down` rows of `across` pixels by `nr` columns (channels). The loops over the window
 are `levels`: so many steps, each so far in A and in B, the innermost last. A pixel of A is one
 number a step, the same for all columns; with `lanewise` it is a number for each column, as in
-convolutions that keep channels apart. `finish` is an expression over the sum and over operands.
+convolutions that keep channels apart. `finish` is an expression over the sum and over operands; its
+type is that of C, which may be narrower than the sums.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from terrazzo.index import Index, Var
-from terrazzo.loop.ir import Buffer, For, Stmt, Store, Tile, TileIntrinsic, block
+from terrazzo.loop.ir import Alloc, Buffer, For, Stmt, Store, Tile, TileIntrinsic, block
 from terrazzo.scalar import Const, Load, Scalar, cast, rewrite
 
 Place = tuple[Buffer, Index]
@@ -55,6 +56,10 @@ def _meaning(places: Sequence[Place], sizes: Sequence[Index], *, down: int, acro
 
     here = c_at + pixel(0) + j
 
+    wide = c.dtype if finish is None else finish.total.dtype
+    total, sum_at = (c, here) if wide is c.dtype else (
+        Buffer("tsums", wide, down * across * nr), (y * across + x) * nr + j)
+
     def each(store: Stmt) -> Stmt:
         return For(y, 0, down, For(x, 0, across, For(j, 0, columns, store, "vector")))
 
@@ -62,18 +67,18 @@ def _meaning(places: Sequence[Place], sizes: Sequence[Index], *, down: int, acro
     taps = [Var(f"tk{i}", 0) for i in range(levels)]
     for tap, (_, a_step, b_step) in zip(taps, loops, strict=True):
         left, right = left + tap * a_step, right + tap * b_step
-    product = cast(a[left + j if lanewise else left], c.dtype) * cast(b[right], c.dtype)
-    update = each(Store(c, here, product, "add"))
+    product = cast(a[left + j if lanewise else left], wide) * cast(b[right], wide)
+    update = each(Store(total, sum_at, product, "add"))
     for tap, (count, _, _) in zip(reversed(taps), reversed(loops), strict=True):
         update = For(tap, 0, count, update)
-    code = [None if accumulate else each(Store(c, here, Const(c.dtype, 0))), update]
+    code = [None if accumulate else each(Store(total, sum_at, Const(wide, 0))), update]
     if finish is not None:
-        table: dict[int, Scalar] = {id(finish.total): c[here]}
+        table: dict[int, Scalar] = {id(finish.total): total[sum_at]}
         for i, (load, along, (buffer, at)) in enumerate(zip(
                 finish.operands, finish.along, operands, strict=True)):
             table[id(load)] = buffer[at + pixel(i + 2) + along * j]
         code.append(each(Store(c, here, rewrite(finish.value, lambda n: table.get(id(n))))))
-    return block(*code)
+    return block(*code) if total is c else Alloc(total, block(*code))
 
 
 WINDOW_TILE = TileIntrinsic("window_tile", _meaning)

@@ -32,7 +32,11 @@ _FEW_STEPS = 8  # of the innermost level are written out, when channels are kept
 def emit_window_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     """Write a call of the tile's function, and the function where it is new."""
     buffers = [buffer for buffer, _ in tile.places]
-    elems = [memory_type(buffer.dtype) for buffer in buffers[:3]]
+    finish = tile.constants["finish"]
+    wide = buffers[0].dtype if finish is None else finish.total.dtype
+    if wide is not buffers[0].dtype and tile.constants["accumulate"]:
+        return False
+    elems = [memory_type(dtype) for dtype in (wide, buffers[1].dtype, buffers[2].dtype)]
     if elems[0] not in ("float", "double") or any(
             e not in _FLOATS or (e != elems[0] and elems[0] == "double") for e in elems):
         return False
@@ -45,7 +49,6 @@ def emit_window_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     pointers = [emitter.address(buffer, at, scope) for buffer, at in tile.places]
     sizes = [emitter.index(size, scope) for size in tile.sizes]
     shape = _Window(emitter, tile, width, tuple(elems))
-    finish = facts["finish"]
     described = [elems, [b.dtype.short for b in buffers], nr, facts["down"], facts["across"],
                  facts["levels"], facts["accumulate"], facts["lanewise"], facts["asks"],
                  facts["near"],
@@ -71,7 +74,7 @@ class _Window:
     emitter: LoopEmitter
     tile: Tile
     width: int
-    elems: tuple[str, ...]
+    elems: tuple[str, ...]  # of sums, of A and of B
 
     def write(self, b: Builder, pointers: list[Val], sizes: list[Val]) -> None:
         facts = self.tile.constants
@@ -88,7 +91,7 @@ class _Window:
             return [b.add(b.mul(dx, x), b.mul(dy, y)) for y in range(down) for x in range(across)]
 
         c, a, right, *operands = pointers
-        elem = self.elems[0]
+        elem = memory_type(self.tile.places[0][0].dtype)
         c_rows = [b.gep(elem, c, offset) for offset in pixels(0)]
         offsets = [pixels(i + 2) for i in range(len(operands))]
         self.ask_for(b, operands, offsets, nr)
