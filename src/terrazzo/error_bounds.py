@@ -36,7 +36,7 @@ FEW = 4.0
 _EXACT = (
     "negative", "absolute", "sign", "floor", "ceil", "trunc", "round", "maximum", "minimum",
     "copysign", "where", "fmod", "isnan", "isinf", "isfinite", "equal", "not_equal", "less",
-    "less_equal", "greater", "greater_equal", "sort_pairs", "top_few", "constant", "max", "min",
+    "less_equal", "greater", "greater_equal", "sort_pairs", "top_pairs", "constant", "max", "min",
 )  # fmt: skip
 ULPS: dict[str, float] = {
     **dict.fromkeys(_EXACT, 0.0),
@@ -598,7 +598,7 @@ _RULES: dict[str, Rule] = {
     "sum": _sum, "prod": _prod, "max": _extreme, "min": _extreme, "any": _extreme,
     "all": _extreme, "cumulative": _cumulative, "linear_recurrence": _linear_recurrence,
     "batch_matmul": _contraction, "convolve": _contraction, "sort_pairs": _sorted,
-    "top_few": _sorted, "quantize_linear": _quantized, "det": _determinant,
+    "top_pairs": _sorted, "quantize_linear": _quantized, "det": _determinant,
     "dequantize_linear": _dequantized, "integer_matmul": _integer_contraction,
     "integer_convolve": _integer_contraction,
 }  # fmt: skip

@@ -768,7 +768,7 @@ class NotApplicable(Exception):
 # Building blocks that users do not call, graphs as attributes, and results whose order is free.
 LEFT_OUT = {
     "cond", "while_loop", "scan", "getitem", "take_at", "scatter_at", "place", "cumulative",
-    "linear_recurrence", "sort_pairs", "top_few", "random_bits", "split_key", "fold_in",
+    "linear_recurrence", "sort_pairs", "top_pairs", "random_bits", "split_key", "fold_in",
     "permutation", "randint", "nonzero", "gather_nd", "scatter_nd", "searchsorted", "meshgrid",
     "full_like", "diag", "binary_entropy", "stop_gradient", "tree_ensemble", "pairwise_coupling",
 }  # fmt: skip

@@ -288,7 +288,7 @@ ROWS: dict[str, list[Case]] = {
     "linear_recurrence": [case(X, spread(3, 4)), case(X, spread(3, 4), axis=0, reverse=True)],
     **{name: [case(X, axis=1), case(X)] for name in ("cumsum", "cumprod", "cummax", "cummin")},
     "sort_pairs": [case(X)],
-    "top_few": [case(X, k=2)],
+    "top_pairs": [case(X, k=2)],
     "sort": [case(X), case(X, axis=0, descending=True)],
     "topk": [case(X, k=3), case(X, k=2, axis=0, largest=False)],
     # control flow and chance

@@ -1,4 +1,4 @@
-"""Sorting: sort, argsort, topk, in loops.
+"""Sorting: sort and argsort, in loops.
 
 Values are compared through integer keys that order as the values do, nan after every number, so one
 comparison of integers serves every type, and inverting a key's bits reverses the order while equal
@@ -13,25 +13,22 @@ from typing import Any
 import numpy as np
 
 from terrazzo.dtypes import DType, as_dtype, float32, int32, int64, uint64
-from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
+from terrazzo.errors import DTypeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index
-from terrazzo.index.guards import ask
-from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
+from terrazzo.loop.ir import Alloc, Block, Buffer, For, Stmt, Store, block
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.indexing import scatter
-from terrazzo.ops.shape import reshape, span
+from terrazzo.ops.shape import reshape
 from terrazzo.scalar import Call, Const, Scalar, as_scalar, call
 from terrazzo.scalar import cast as cast_scalar
 from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import dims_text, normalize_axis, num_elements
+from terrazzo.shapes import normalize_axis, num_elements
 
 # Up to this many, counting each element's rank beats the histograms of a radix sort.
 _FEW = 48
-# Up to this many, inserting into a short list beats sorting everything.
-_SHORT_LIST = 64
 
 
 def key_type(dtype: DType) -> DType:
@@ -58,19 +55,19 @@ def sort_key(value: Scalar, descending: bool) -> Scalar:
     return call("not", key) if descending else key
 
 
-def _check_order(name: str, x: TensorType) -> None:
+def check_order(name: str, x: TensorType) -> None:
     if x.dtype.is_complex:
         raise DTypeError(f"{name} needs ordered numbers, not {x.dtype.name}", where=user_location(),
                          hint="sort absolute values instead")
 
 
 def _pairs_type(x: TensorType, *, axis: int, descending: bool) -> tuple[TensorType, TensorType]:
-    _check_order("sort", x)
+    check_order("sort", x)
     normalize_axis(axis, len(x.shape))
     return x, TensorType(x.shape, int64)
 
 
-def _order_numpy(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+def stable_order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
     """A stable order; numpy has no descending one, so it is taken from both ends."""
     wide = x.astype(as_dtype(x.dtype).compute.np)
     if not descending:
@@ -81,11 +78,11 @@ def _order_numpy(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
 
 def _pairs_numpy(x: np.ndarray, *, axis: int, descending: bool,
                  out: tuple[TensorType, TensorType]) -> tuple[np.ndarray, np.ndarray]:
-    order = _order_numpy(x, axis, descending).astype(np.int64)
+    order = stable_order(x, axis, descending).astype(np.int64)
     return np.take_along_axis(x, order, axis), order
 
 
-def _by_index_grad(node: Node, g: Value, _: Value | None) -> list[Value | None]:
+def by_index_grad(node: Node, g: Value, _: Value | None) -> list[Value | None]:
     """The gradient of values that were picked by index goes back to where they came from."""
     x, indices = node.inputs[0], node.outputs[1]
     assert x is not None
@@ -100,7 +97,7 @@ def allocate(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
     return body
 
 
-@primitive(family="sorting", infer=_pairs_type, reference=_pairs_numpy, grad=_by_index_grad,
+@primitive(family="sorting", infer=_pairs_type, reference=_pairs_numpy, grad=by_index_grad,
            loops=True)
 def sort_pairs(x: Any, *, axis: int = -1, descending: bool = False,
                out: tuple[TensorType, TensorType]) -> Any:
@@ -125,13 +122,13 @@ def sort_pairs(x: Any, *, axis: int = -1, descending: bool = False,
             return block(Store(outputs[0], to, inputs[0][source]),
                          Store(outputs[1], to, cast_scalar(origin, int64)))
 
-        method = _rank_sort if isinstance(n, int) and n <= _FEW else _radix_sort
+        method = rank_sort if isinstance(n, int) and n <= _FEW else radix_sort
         return For(row, 0, rows, method(n, x.dtype, key, write), "parallel")
 
     return build
 
 
-def _rank_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
+def rank_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
                write: Callable[[Index | Scalar, Scalar], Stmt]) -> Stmt:
     """Every element goes where the number of those before it says: n*n comparisons, no branch."""
     keys, rank = Buffer("keys", key_type(dtype), n), Buffer("rank", int64, n)
@@ -144,7 +141,7 @@ def _rank_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
         For(i, 0, n, block(Store(rank, i, as_scalar(0)), count, write(rank[i], as_scalar(i))))))
 
 
-def _radix_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
+def radix_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
                 write: Callable[[Index | Scalar, Scalar], Stmt]) -> Stmt:
     """Radix sort from the least significant byte: stable, and without a branch on data.
 
@@ -189,68 +186,6 @@ def _radix_sort(n: Index, dtype: DType, key: Callable[[Index], Scalar],
     return allocate([keys, order, counts, total], block(*steps))
 
 
-def _top_type(x: TensorType, *, k: int, axis: int, largest: bool
-              ) -> tuple[TensorType, TensorType]:
-    _check_order("topk", x)
-    axis = normalize_axis(axis, len(x.shape))
-    n = x.shape[axis]
-    if k < 0 or ask("<", n, k):
-        raise ShapeError(f"topk of {k} elements along axis {axis} of {dims_text(x.shape)}, which "
-                         f"has {n}", where=user_location())
-    shape = tuple(k if d == axis else m for d, m in enumerate(x.shape))
-    return TensorType(shape, x.dtype), TensorType(shape, int64)
-
-
-def _top_numpy(x: np.ndarray, *, k: int, axis: int, largest: bool,
-               out: tuple[TensorType, TensorType]) -> tuple[np.ndarray, np.ndarray]:
-    order = np.take(_order_numpy(x, axis, largest), range(k), axis=axis).astype(np.int64)
-    return np.take_along_axis(x, order, axis), order
-
-
-@primitive(family="sorting", infer=_top_type, reference=_top_numpy, grad=_by_index_grad,
-           loops=True)
-def top_few(x: Any, *, k: int, axis: int = -1, largest: bool = True,
-            out: tuple[TensorType, TensorType]) -> Any:
-    """topk for a small k: one pass over the axis, inserting into a short sorted list"""
-    axis = normalize_axis(axis, len(x.shape))
-    n, inner = x.shape[axis], num_elements(x.shape[axis + 1:])
-    rows = num_elements(x.shape[:axis]) * inner
-
-    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        if k == 0 or rows == 0:
-            return Block(())
-        row, i, q = (fresh_axis("row", rows).var, fresh_axis("i", n).var, fresh_axis("q", k).var)
-        base = row // inner * (n * inner) + row % inner
-        best = Buffer("best", key_type(x.dtype), k)
-        order = Buffer("order", int64, k)
-        key = Buffer("key", best.dtype, 1)
-        rank = Buffer("rank", int64, 1)
-        here = as_scalar(i)
-        down = k - 1 - q
-        place = as_scalar(down)
-        # Elements of the list that stay in front of the new one, earlier equals among them.
-        beaten_by = call("and", call("lt", as_scalar(q), here), call("le", best[q], key[0]))
-        insert = block(
-            Store(rank, 0, as_scalar(0)),
-            For(q, 0, k, Store(rank, 0, cast_scalar(beaten_by, int64), "add")),
-            For(q, 0, k, block(
-                If(call("gt", place, rank[0]),
-                   block(Store(best, down, best[down - 1]), Store(order, down, order[down - 1]))),
-                If(call("eq", place, rank[0]),
-                   block(Store(best, down, key[0]), Store(order, down, here))))))
-        wanted = call("or", call("lt", here, k), call("lt", key[0], best[k - 1]))
-        scan = For(i, 0, n, block(
-            Store(key, 0, sort_key(inputs[0][base + i * inner], largest)), If(wanted, insert)))
-        address = call("add", as_scalar(base), call("mul", order[q], as_scalar(inner)))
-        target = row // inner * (k * inner) + row % inner + q * inner
-        write = For(q, 0, k, block(Store(outputs[0], target, inputs[0][address]),
-                                   Store(outputs[1], target, order[q])))
-        return For(row, 0, rows, allocate([best, order, key, rank], block(scan, write)),
-                   "parallel")
-
-    return build
-
-
 # ---------------------------------------------------------------- what users call
 def _along(x: Any, axis: int | None) -> tuple[Any, int]:
     return (reshape(x, shape=(-1,)), 0) if axis is None or x.ndim == 0 else (x, axis)
@@ -271,19 +206,3 @@ def argsort(x: Any, *, axis: int | None = -1, descending: bool = False,
     flat, along = _along(x, axis)
     indices = sort_pairs(flat, axis=along, descending=descending)[1]
     return reshape(indices, shape=()) if x.ndim == 0 and axis is not None else indices
-
-
-@operator(family="sorting")
-def topk(x: Any, *, k: int, axis: int = -1, largest: bool = True) -> Any:
-    """the k largest (or smallest) elements along an axis in order, and their indices
-
-    Of equal elements the first come first; nan counts as the largest.
-    """
-    if not isinstance(k, (int, np.integer)):
-        raise ArgumentError(f"topk needs a known k, not {k}", where=user_location())
-    axis, k = normalize_axis(axis, x.ndim), int(k)
-    if k <= _SHORT_LIST:
-        return top_few(x, k=k, axis=axis, largest=largest)
-    _top_type(x.type, k=k, axis=axis, largest=largest)
-    values, indices = sort_pairs(x, axis=axis, descending=largest)
-    return span(values, axis, 0, k), span(indices, axis, 0, k)

@@ -22,8 +22,8 @@ from terrazzo.ops.creation import arange
 from terrazzo.ops.indexing import take
 from terrazzo.ops.norm import softmax
 from terrazzo.ops.reduce import sum_
+from terrazzo.ops.selection import topk
 from terrazzo.ops.shape import expand_dims, matrix_transpose, moveaxis, reshape, span
-from terrazzo.ops.sorting import topk
 
 
 def _known(call: Call, size: Index, what: str) -> int:

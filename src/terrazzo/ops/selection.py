@@ -1,0 +1,209 @@
+"""topk, in loops: a selection of k candidates in one pass over the axis, then a sort of those.
+
+Elements are compared through the integer keys of `sorting`. Candidates lie in the order of the
+axis, so that of equal elements the first stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, int32, int64
+from terrazzo.errors import ShapeError, user_location
+from terrazzo.expr.ir import fresh_axis
+from terrazzo.graph.ir import TensorType
+from terrazzo.index import Index, Var, maximum, minimum
+from terrazzo.index.guards import ask
+from terrazzo.loop.ir import Block, Buffer, For, If, Let, Stmt, Store, While, block
+from terrazzo.ops.define import operator, primitive
+from terrazzo.ops.sorting import (
+    allocate,
+    by_index_grad,
+    check_order,
+    key_type,
+    radix_sort,
+    rank_sort,
+    sort_key,
+    stable_order,
+)
+from terrazzo.scalar import Const, Scalar, as_scalar, call
+from terrazzo.scalar import cast as cast_scalar
+from terrazzo.shapes import dims_text, normalize_axis, num_elements
+
+# Candidates are held back until there are this many (or twice k): then the k best of them stay.
+_ROOM = 64
+# As many elements are compared with the worst candidate at once, and skipped if none is better.
+_STRIDE = 64
+# Up to this many, counting each candidate's rank beats the histograms of a radix sort.
+_FEW = 64
+
+
+def _top_type(x: TensorType, *, k: Index, axis: int, largest: bool
+              ) -> tuple[TensorType, TensorType]:
+    check_order("topk", x)
+    axis = normalize_axis(axis, len(x.shape))
+    n = x.shape[axis]
+    if ask("<", k, 0) or ask("<", n, k):
+        raise ShapeError(f"topk of {k} elements along axis {axis} of {dims_text(x.shape)}, which "
+                         f"has {n}", where=user_location())
+    shape = tuple(k if d == axis else m for d, m in enumerate(x.shape))
+    return TensorType(shape, x.dtype), TensorType(shape, int64)
+
+
+def _top_numpy(x: np.ndarray, *, k: int, axis: int, largest: bool,
+               out: tuple[TensorType, TensorType]) -> tuple[np.ndarray, np.ndarray]:
+    order = np.take(stable_order(x, axis, largest), range(k), axis=axis).astype(np.int64)
+    return np.take_along_axis(x, order, axis), order
+
+
+@primitive(family="sorting", infer=_top_type, reference=_top_numpy, grad=by_index_grad,
+           loops=True)
+def top_pairs(x: Any, *, k: Index, axis: int = -1, largest: bool = True,
+              out: tuple[TensorType, TensorType]) -> Any:
+    """the k largest (or smallest) elements along an axis in order, and where each came from"""
+    axis = normalize_axis(axis, len(x.shape))
+    n, inner = x.shape[axis], num_elements(x.shape[axis + 1:])
+    rows = num_elements(x.shape[:axis]) * inner
+
+    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        if k == 0 or rows == 0:
+            return Block(())
+        row = fresh_axis("row", rows).var
+        base, to = (row // inner * (size * inner) + row % inner for size in (n, k))
+        held = _Candidates(n, k, key_type(x.dtype))
+
+        def write(target: Index | Scalar, origin: Scalar) -> Stmt:
+            """Element number `target` of the result is candidate number `origin`."""
+            element = cast_scalar(held.order[origin], int64)
+            place, source = (call("add", as_scalar(start), call("mul", as_scalar(v), inner))
+                             for start, v in ((to, target), (base, element)))
+            return block(Store(outputs[0], place, inputs[0][source]),
+                         Store(outputs[1], place, element))
+
+        select = held.select(lambda i: sort_key(inputs[0][base + i * inner], largest))
+        body = block(select, _sort(k, x.dtype, lambda i: held.keys[i], write))
+        return For(row, 0, rows, allocate(held.buffers, body), "parallel")
+
+    return build
+
+
+def _sort(k: Index, dtype: DType, key: Callable[[Index], Scalar],
+          write: Callable[[Index | Scalar, Scalar], Stmt]) -> Stmt:
+    if isinstance(k, int):
+        return (rank_sort if k <= _FEW else radix_sort)(k, dtype, key, write)
+    return If(call("le", as_scalar(k), _FEW), rank_sort(k, dtype, key, write),
+              radix_sort(k, dtype, key, write))
+
+
+class _Candidates:
+    """The elements of one row that may be among its first k, and the statements that find them."""
+
+    def __init__(self, n: Index, k: Index, key: DType) -> None:
+        self.n, self.k = n, k
+        self.room = minimum(n, maximum(k * 2, _ROOM))
+        index = int32 if isinstance(n, int) and n < 2**31 else int64
+        size = self.room if self.room == n else self.room + _STRIDE
+        self.keys, self.order = Buffer("keys", key, size), Buffer("order", index, size)
+        self.fresh = Buffer("fresh", key, _STRIDE)
+        self.counted = index
+        self.low, self.high, self.best = (Buffer(s, key, 1) for s in ("low", "high", "best"))
+        self.count, self.kept, self.ties = (Buffer(s, index, 1) for s in ("count", "kept", "ties"))
+        self.held, self.next = Buffer("held", int64, 1), Buffer("next", int64, 1)
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [self.keys, self.order, self.fresh, self.low, self.high, self.best, self.count,
+                self.kept, self.ties, self.held, self.next]
+
+    def select(self, key: Callable[[Index], Scalar]) -> Stmt:
+        """The first k of a row, in the order in which they lie there."""
+        i = fresh_axis("i", self.room).var
+        fill = For(i, 0, self.room, block(
+            Store(self.keys, i, key(i)),
+            Store(self.order, i, cast_scalar(as_scalar(i), self.order.dtype))), "vector")
+        if self.k == self.n:
+            return fill
+        start = block(fill, Store(self.held, 0, as_scalar(self.room)))
+        if self.room == self.n:
+            return block(start, self._keep_best())
+        going = Buffer("going", int64, 1)
+        more = call("lt", self.next[0], as_scalar(self.n))
+        fits = call("le", self.held[0], as_scalar(self.room))
+        turn = block(If(call("gt", self.held[0], as_scalar(self.k)), self._keep_best()),
+                     Store(going, 0, cast_scalar(more, int64)),
+                     While(call("and", more, fits), self._look(key)))
+        return allocate([going], block(
+            start, Store(self.next, 0, as_scalar(self.room)), Store(going, 0, as_scalar(1)),
+            While(call("ne", going[0], 0), turn)))
+
+    def _look(self, key: Callable[[Index], Scalar]) -> Stmt:
+        """The next elements become candidates, if they come before the last one that stayed."""
+        at = Var("at")
+        stop = minimum(_STRIDE, self.n - at)
+        i = fresh_axis("i", _STRIDE).var
+        last = self.high[0]
+        compare = For(i, 0, stop, block(
+            Store(self.fresh, i, key(at + i)), Store(self.best, 0, key(at + i), "min")), "vector")
+        append = For(i, 0, stop, block(
+            Store(self.keys, self.held[0], self.fresh[i]),
+            Store(self.order, self.held[0], cast_scalar(as_scalar(at + i), self.order.dtype)),
+            Store(self.held, 0, cast_scalar(call("lt", self.fresh[i], last), int64), "add")))
+        return Let(at, self.next[0], block(
+            Store(self.best, 0, last), compare,
+            If(call("lt", self.best[0], last), append),
+            Store(self.next, 0, as_scalar(_STRIDE), "add")))
+
+    def _keep_best(self) -> Stmt:
+        """The first k of the candidates stay; the key of the last of them is in `high`.
+
+        Halves the interval of keys until the k-th is found: counting is what vectors do best.
+        """
+        held = Var("held")
+        i = fresh_axis("i", held).var
+        low, high, keys = self.low[0], self.high[0], self.keys
+        middle = call("add", call("and", low, high), call("shr", call("xor", low, high), 1))
+        mid = Buffer("mid", keys.dtype, 1)
+
+        def count(name: str, limit: Scalar) -> Stmt:
+            one = cast_scalar(call(name, keys[i], limit), self.counted)
+            return block(Store(self.count, 0, Const(self.counted, 0)),
+                         For(i, 0, held, Store(self.count, 0, one, "add"), "vector"))
+
+        k = cast_scalar(as_scalar(self.k), self.counted)
+        found = self.count[0]
+        halve = block(
+            Store(mid, 0, middle), count("le", mid[0]),
+            If(call("ge", found, k), Store(self.high, 0, mid[0]),
+               Store(self.low, 0, call("add", mid[0], 1))),
+            If(call("eq", found, k), Store(self.low, 0, mid[0])))
+        equal = call("eq", keys[i], high)
+        stays = call("or", call("lt", keys[i], high), call("and", equal, call("gt", self.ties[0],
+                                                                              0)))
+        here = Buffer("stays", self.counted, 1)
+        move = For(i, 0, held, block(
+            Store(here, 0, cast_scalar(stays, self.counted)),
+            Store(self.ties, 0, call("sub", self.ties[0], cast_scalar(equal, self.counted))),
+            Store(keys, cast_scalar(self.kept[0], int64), keys[i]),
+            Store(self.order, cast_scalar(self.kept[0], int64), self.order[i]),
+            Store(self.kept, 0, here[0], "add")))
+        return Let(held, self.held[0], allocate([mid, here], block(
+            Store(self.low, 0, keys[0]), Store(self.high, 0, keys[0]),
+            For(i, 0, held, block(Store(self.low, 0, keys[i], "min"),
+                                  Store(self.high, 0, keys[i], "max")), "vector"),
+            While(call("lt", low, high), halve),
+            count("lt", high),
+            Store(self.ties, 0, call("sub", k, found)), Store(self.kept, 0, Const(self.counted, 0)),
+            move, Store(self.held, 0, as_scalar(self.k)))))
+
+
+@operator(family="sorting")
+def topk(x: Any, *, k: Index, axis: int = -1, largest: bool = True) -> Any:
+    """the k largest (or smallest) elements along an axis in order, and their indices
+
+    Of equal elements the first come first; nan counts as the largest.
+    """
+    k = int(k) if isinstance(k, np.integer) else k
+    return top_pairs(x, k=k, axis=normalize_axis(axis, x.ndim), largest=largest)
