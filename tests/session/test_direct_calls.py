@@ -12,9 +12,9 @@ import pytest
 
 from terrazzo.errors import ModelError
 from terrazzo.knobs import knobs
+from terrazzo.runtime import fastcall
 from terrazzo.runtime.executable import Executable
 from terrazzo.session import Session
-from terrazzo.session import session as module
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
@@ -170,7 +170,7 @@ def test_runs_side_by_side(rng: np.random.Generator) -> None:
 
 def test_what_is_remembered_has_an_end(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
                                        ) -> None:
-    monkeypatch.setattr(module, "_MOST_ENTRIES", 5)
+    monkeypatch.setattr(fastcall, "MOST_ENTRIES", 5)
     session = session_of(("n", 3))
     for rows in range(1, 20):
         check(session, feeds_of(rng, rows, 3))
@@ -187,3 +187,60 @@ def test_a_model_without_inputs() -> None:
     for _ in range(2):
         np.testing.assert_array_equal(session.run({}), [[1, 2], [3, 4]])
         np.testing.assert_array_equal(session.run({}, ["z"]), [[3, 4]])
+
+
+# ---------------------------------------------------------------- models in parts
+def top_session(**options: Any) -> Session:
+    """The first min(k, limit) of x: how many results there are is a number of a call."""
+    info = helper.make_tensor_value_info
+    nodes = [helper.make_node("Min", ["limit", "k"], ["m"]),
+             helper.make_node("TopK", ["x", "m"], ["v", "i"])]
+    limit = helper.make_tensor("limit", TensorProto.INT64, (1,), [6])
+    inputs = [info("x", TensorProto.FLOAT, [2, "n"]), info("k", TensorProto.INT64, [1]),
+              info("limit", TensorProto.INT64, [1])]
+    return Session(helper.make_model(
+        helper.make_graph(nodes, "g", inputs, [info("v", TensorProto.FLOAT, [2, "m"]),
+                                               info("i", TensorProto.INT64, [2, "m"])], [limit]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8), **options)
+
+
+def check_top(session: Session, x: np.ndarray, k: int, **more: np.ndarray) -> None:
+    values, indices = session.run({"x": x, "k": np.array([k]), **more})
+    count = min(k, int(more["limit"][0]) if more else 6)
+    order = np.argsort(-x, -1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
+
+
+def test_parts_are_called_directly(rng: np.random.Generator, slowly: list[int]) -> None:
+    session = top_session()
+    x = [rng.normal(size=(2, n)).astype(np.float32) for n in (9, 9, 12)]
+    for k in (5, 3, 4, 9):  # the second makes a symbol of k
+        check_top(session, x[0], k)
+    made, known = session.compilations, len(slowly)
+    for k in (3, 4, 9, 3):
+        check_top(session, x[1], k)
+    assert len(slowly) == known, "the general way was taken again"
+    for k in (4, 8):
+        check_top(session, x[2], k)
+        check_top(session, x[0][:, ::-1], k)
+    check_top(session, x[1], 0)
+    check_top(session, x[1], 3)
+    assert session.compilations <= made + 4
+
+
+def test_parts_see_overridden_weights(rng: np.random.Generator) -> None:
+    session = top_session()
+    x = rng.normal(size=(2, 9)).astype(np.float32)
+    for k, limit in ((5, 4), (5, 3), (7, 4)):
+        check_top(session, x, k)
+        check_top(session, x, k, limit=np.array([limit]))
+        check_top(session, x, k)
+
+
+def test_parts_are_profiled(rng: np.random.Generator) -> None:
+    session = top_session(profile=True)
+    x = rng.normal(size=(2, 9)).astype(np.float32)
+    for _ in range(3):
+        check_top(session, x, 5)
+    assert session.profiles is not None and len(session.profiles) == 6

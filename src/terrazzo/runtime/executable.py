@@ -182,6 +182,10 @@ class Executable:
         else:
             self._run(slots, arena.address, threads, None)
         self.give_arena(arena)
+        self.check_memory()
+
+    def check_memory(self) -> None:
+        """Raise what a kernel could not say itself: that it found no memory."""
         if self._status.value:
             self._status.value = 0
             raise OutOfMemory(f"a kernel of {self.name} found no memory for its work",

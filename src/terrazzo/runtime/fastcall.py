@@ -16,6 +16,7 @@ from terrazzo.knobs import knobs, thread_count
 from terrazzo.nests import pack
 from terrazzo.runtime.layout import is_row_major, literal, row_major
 
+MOST_ENTRIES = 4096  # sizes may vary without end, and entries are quick to make
 _ndarray = np.ndarray
 _tensor_types: set[type] = set()  # torch's, as they come along: torch is never imported for this
 
@@ -137,7 +138,6 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
     It runs on so many threads, or on those of the knob.
     """
     direct = (getattr(executable, "call_numpy", None) is not None
-              and not executable.allocates
               and not any(as_dtype(a.dtype).is_complex for a in arrays))  # may be conjugated views
     if direct and _numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable), threads)
@@ -147,6 +147,26 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
 
     def run(args: Sequence[Any]) -> Any:
         return pack(structure, executable.run(args, **options))
+
+    return run
+
+
+def remembering(executable: Any, threads: int = 0) -> Callable[[Sequence[Any]], list[Any]]:
+    """A way to run an executable on any arrays: the direct one for those like earlier ones."""
+    structure = list(range(len(executable.output_types)))
+    entries: dict[Hashable, Callable[[Sequence[Any]], list[Any]]] = {}
+
+    def run(arrays: Sequence[Any]) -> list[Any]:
+        key = key_of(arrays)
+        known = entries.get(key)
+        if known is not None:
+            return known(arrays)
+        results: list[Any] = executable.run(arrays, threads=threads)
+        if key is not None:
+            if len(entries) >= MOST_ENTRIES:
+                entries.clear()
+            entries[key] = entry(executable, structure, arrays, threads)
+        return results
 
     return run
 
@@ -211,7 +231,7 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
     outputs = [ways.described(dtype, shape) for dtype, shape in executable.output_shapes(sizes)]
     crooked = [i for i, a in enumerate(arrays)
                if executable.strides[i] is None and not is_row_major(a)]
-    arena_size = executable.arena_size(sizes)
+    arena_size, allocates = executable.arena_size(sizes), executable.allocates
     state = [knobs.threads, threads or _threads()]
 
     def run(args: Sequence[Any]) -> Any:
@@ -234,9 +254,12 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
         arena = executable.take_arena(arena_size)
         native(*given, *sizes, arena.address, state[1])
         executable.give_arena(arena)
+        if allocates:
+            executable.check_memory()
         return pack(structure, results)
 
-    if structure not in (0, [0]) or len(outputs) != 1 or crooked or arena_size or sizes:
+    if structure not in (0, [0]) or len(outputs) != 1 or crooked or arena_size or sizes or (
+            allocates):
         return run
     (described,) = outputs
     listed = structure == [0]

@@ -40,7 +40,7 @@ class Setting:
     compile: Callable[[Graph], Any]
     reference: bool  # whether onnx's reference may run what nothing else can
     where: str
-    call: Callable[[Any, Sequence[Any]], list[Any]]  # runs an executable on arrays
+    caller: Callable[[Any], Callable[[Sequence[Any]], list[Any]]]  # how an executable is run
     announced: set[str] = field(default_factory=set)
 
     def announce(self, node: Any, why: str) -> None:
@@ -57,7 +57,7 @@ class Part:
 
     form: Form  # the calls that it serves
     imported: Imported
-    executable: Any | None
+    call: Callable[[Sequence[Any]], list[Any]] | None  # runs it; None: nothing was compiled
     host: list[tuple[Any, HostStep]]  # run after it, in order
     rest: Position | None
 
@@ -68,6 +68,7 @@ class Position:
 
     nodes: tuple[Numbered, ...]
     reads: tuple[str, ...]
+    varying: tuple[str, ...]  # of those, what is neither a weight nor known
     forms: Forms
     known: Mapping[str, np.ndarray]  # what parts before it found to be constant
     contents: set[str] = field(default_factory=set)  # tensors whose contents decide the plan
@@ -76,10 +77,13 @@ class Position:
 
 
 def position_of(nodes: Sequence[Numbered], wanted: Iterable[str], forms: Forms,
-                known: Mapping[str, np.ndarray]) -> Position:
+                known: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> Position:
     """The place before some nodes."""
     names = [n for _, node in nodes for n in needed_names(node)]
-    return Position(tuple(nodes), tuple(dict.fromkeys([*names, *wanted])), forms, known)
+    made = {n for _, node in nodes for n in node.output}
+    reads = tuple(n for n in dict.fromkeys([*names, *wanted]) if n not in made)
+    varying = tuple(n for n in reads if n not in weights and n not in known)
+    return Position(tuple(nodes), reads, varying, forms, known)
 
 
 class Block:
@@ -89,7 +93,8 @@ class Block:
                  wanted: Sequence[str], setting: Setting, name: str = "model",
                  types: Mapping[str, TensorType] | None = None):
         self.weights, self.wanted, self.setting, self.name = weights, tuple(wanted), setting, name
-        self.start = position_of(list(enumerate(nodes)), wanted, Forms(types or {}), {})
+        self.start = position_of(list(enumerate(nodes)), wanted, Forms(types or {}), {},
+                                 weights)
 
     def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None, *,
             own: bool = False) -> list[Any]:
@@ -103,11 +108,9 @@ class Block:
         position: Position | None = self.start
         fresh: set[str] = set()  # what compiled code has made in this run
         while position is not None and position.nodes:
-            part = self._part(position, values, {**weights, **position.known})
-            if part.executable is not None:
-                given = part.form.with_carriers(values)
-                results = self.setting.call(
-                    part.executable, [given[n] for n in part.imported.inputs])
+            part = self._part(position, values, weights)
+            if part.call is not None:
+                results = part.call(part.form.arrays(part.imported.inputs, values))
                 values.update(zip(part.imported.outputs, results, strict=True))
                 fresh.update(part.imported.outputs)
             values.update(part.imported.constants)
@@ -130,16 +133,17 @@ class Block:
     # ------------------------------------------------------------ planning
     def _part(self, position: Position, values: Mapping[str, Any],
               weights: Mapping[str, np.ndarray]) -> Part:
-        types: dict[str, TensorType] = {}
-        for name in position.reads:
-            type = type_of(values.get(name)) if name not in weights else None
-            if type is not None:
-                types[name] = type
-        contents = position.contents & types.keys()
-        key = (tuple(types.items()), tuple((n, values[n].tobytes()) for n in sorted(contents)))
+        names = position.varying if weights is self.weights else tuple(
+            n for n in position.reads if n not in weights and n not in position.known)
+        key = (names, *[_layout(values.get(n)) for n in names],
+               *[_bytes(values.get(n)) for n in position.contents])
         part = position.plans.get(key)
         if part is not None:
             return part
+        weights = {**weights, **position.known}
+        found = {n: type_of(values.get(n)) for n in names}
+        types = {n: t for n, t in found.items() if t is not None}
+        contents = set(position.contents)
         part = next((p for p in position.parts if p.form.serves(types, values)), None)
         if part is None:
             part = self._planned(position, types, values, weights)
@@ -147,7 +151,7 @@ class Block:
             position.parts.remove(part)
         position.parts.insert(0, part)
         del position.parts[_MOST_PLANS:]
-        if position.contents & types.keys() == contents:
+        if position.contents == contents:
             while len(position.plans) >= _MOST_PLANS:
                 position.plans.pop(next(iter(position.plans)), None)
             position.plans[key] = part
@@ -193,9 +197,8 @@ class Block:
 
     def _plan(self, position: Position, form: Form, imported: Imported,
               values: Mapping[str, Any]) -> Part:
-        executable = None
-        if imported.outputs:
-            executable = self.setting.compile(imported.graph)
+        call = self.setting.caller(self.setting.compile(imported.graph)) if (
+            imported.outputs) else None
         available = {*values, *imported.outputs, *imported.constants}
         host: list[tuple[Any, HostStep]] = []
         left: list[Numbered] = []
@@ -215,7 +218,7 @@ class Block:
             else:
                 stuck = stuck or f"{node_text(node)} {reason}"
                 left.append((number, node))
-        if left and not host and executable is None and not imported.constants:
+        if left and not host and call is None and not imported.constants:
             raise UnsupportedOperator(f"the model cannot go on: {stuck}", where=self.setting.where)
         rest = None
         if left:
@@ -224,8 +227,23 @@ class Block:
             counted = {n: axes for node, _ in host for n, axes in counted_axes(node).items()}
             made = {*imported.outputs, *(n for node, _ in host for n in node.output)}
             forms = Forms(types, counted, position.forms.computed | made, imported.sizes)
-            rest = position_of(left, self.wanted, forms, {**position.known, **imported.constants})
-        return Part(form, imported, executable, host, rest)
+            known = {**position.known, **imported.constants}
+            rest = position_of(left, self.wanted, forms, known, self.weights)
+        return Part(form, imported, call, host, rest)
+
+
+def _layout(value: Any) -> Any:
+    """What a plan may depend on of any tensor."""
+    if type(value) is np.ndarray:
+        return None if value.dtype.kind in "OUS" else (value.dtype, value.shape)
+    return type_of(value)
+
+
+def _bytes(value: Any) -> bytes | None:
+    """What a plan may depend on beyond that."""
+    if type(value) is np.ndarray:
+        return None if value.dtype.kind in "OUS" else value.tobytes()
+    return None if type_of(value) is None else np.asarray(value).tobytes()
 
 
 def _contents_appear(needed: Iterable[str], values: Mapping[str, Any], made: set[str]) -> bool:

@@ -71,8 +71,17 @@ class Form:
         """The values, and for each symbol that is a number in one of them an array of that size."""
         if not self.carriers:
             return values
-        return {**values, **{name: np.empty((int(values[of].reshape(-1)[i]), 0), np.uint8)
-                             for name, (of, i) in self.carriers.items()}}
+        return {**values, **{name: self._carrier(name, values) for name in self.carriers}}
+
+    def arrays(self, names: Sequence[str], values: Values) -> list[Any]:
+        """Some of the values, carriers among them."""
+        if not self.carriers:
+            return [values[n] for n in names]
+        return [self._carrier(n, values) if n in self.carriers else values[n] for n in names]
+
+    def _carrier(self, name: str, values: Values) -> np.ndarray:
+        of, i = self.carriers[name]
+        return np.empty((int(values[of].reshape(-1)[i]), 0), np.uint8)
 
 
 def _alike(array: Any, pattern: np.ndarray) -> bool:

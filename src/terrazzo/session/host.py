@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,20 +58,16 @@ class _Step:
         self.node, self.function, self.where = node, function, where
 
     def run(self, env: Env) -> Sequence[Any]:
-        with _making_sense(self.node):
+        try:
             return self.function(env)
+        except MISFITS as error:
+            raise _no_sense(self.node, error) from error
 
 
-@contextmanager
-def _making_sense(node: Any) -> Iterator[None]:
+def _no_sense(node: Any, error: Exception) -> TerrazzoError:
     """What Python objects to in a node's attributes or inputs is the model's mistake."""
-    try:
-        yield
-    except TerrazzoError:
-        raise
-    except MISFITS as error:
-        raise ModelError(f"{node_text(node)} makes no sense: {type(error).__name__}: {error}"
-                         ) from error
+    return error if isinstance(error, TerrazzoError) else ModelError(
+        f"{node_text(node)} makes no sense: {type(error).__name__}: {error}")
 
 
 def host_step(node: Any, why: str, block: Block) -> HostStep:
@@ -84,8 +79,10 @@ def host_step(node: Any, why: str, block: Block) -> HostStep:
     domain = "" if node.domain == "ai.onnx" else node.domain
     attrs = {a.name: attribute_value(a, setting.where) for a in node.attribute}
     if not domain and node.op_type in CONTROL:
-        with _making_sense(node):
+        try:
             return _Step(node, CONTROL[node.op_type](node, attrs, block))
+        except MISFITS as error:
+            raise _no_sense(node, error) from error
     function = HOST_OPS.get((domain, node.op_type))
     if function is not None:
         version = setting.opsets.get(domain, 1)

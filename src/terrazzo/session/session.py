@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from terrazzo.session.ports import checked, known_outputs, port_of
 
 assert convert  # importing it registers the converters
 _WORTH_COLLECTING = 1 << 24  # bytes of weights: looking for what nobody needs takes 25 ms
-_MOST_ENTRIES = 4096  # sizes may vary without end, and entries are quick to make
 
 
 class Session:
@@ -61,7 +60,7 @@ class Session:
         self.overridable = tuple(map(port_of, self.model.overridable_infos))
         self.outputs = tuple(map(port_of, graph.output))
         self.setting = Setting(self.model.opsets, self._compile, reference, self.model.where,
-                               self._call)
+                               self._caller)
         self.compilations = 0  # parts that were compiled, or taken from the cache one by one
         self.block = Block(list(graph.node), self.model.weights, [o.name for o in graph.output],
                            self.setting, graph.name or "model", self.types)
@@ -85,11 +84,14 @@ class Session:
                 f"{error}", where=self.model.where,
                 hint="this is a mistake of ours, or of the model; please report it") from error
 
-    def _call(self, executable: Any, arrays: Sequence[Any]) -> list[Any]:
-        """Run a compiled part with this session's threads, recording it where that is wanted."""
-        if isinstance(executable, Executable):
-            return executable.run(arrays, threads=self.threads, profiles=self.profiles)
-        return executable.run(arrays)
+    def _caller(self, executable: Any) -> Callable[[Sequence[Any]], list[Any]]:
+        """How a compiled part runs: with this session's threads, recorded where that is wanted."""
+        if not isinstance(executable, Executable):
+            run: Callable[[Sequence[Any]], list[Any]] = executable.run
+            return run
+        if self.profiles is not None:
+            return partial(executable.run, threads=self.threads, profiles=self.profiles)
+        return fastcall.remembering(executable, self.threads)
 
     # ------------------------------------------------------------ before the first run
     @cached_property
@@ -167,6 +169,8 @@ class Session:
             if key is not None:
                 self._remember(key, whole.entry(values, names))
             return results
+        if key is not None and self.profiles is None:
+            self._remember(key, partial(self._run_block, names))
         found = self.block.run(values, names, own=True)
         for i, name in enumerate(names):
             if into and name in into:
@@ -174,9 +178,13 @@ class Session:
                 found[i] = into[name]
         return found
 
+    def _run_block(self, names: Sequence[str], args: Sequence[Any]) -> list[Any]:
+        """The model in parts, for inputs that were found to fit."""
+        return self.block.run(dict(zip(self._names, args, strict=True)), names, own=True)
+
     def _remember(self, key: Any, entry: Callable[[Sequence[Any]], list[Any]] | None) -> None:
         if entry is not None:
-            if len(self._entries) >= _MOST_ENTRIES:
+            if len(self._entries) >= fastcall.MOST_ENTRIES:
                 self._entries.clear()
             self._entries[key] = entry
 
