@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.compiler import compile_graph
-from terrazzo.control_flow import is_native
+from terrazzo.chips.cpu import host
+from terrazzo.codegen.llvm.program import Repeat, calls_in
+from terrazzo.compiler import Options, compile_graph, inlined
+from terrazzo.control_flow import ControlLowering, is_native
 from terrazzo.dtypes import bool_, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import Graph, TensorType
@@ -137,3 +139,29 @@ def test_operators_of_the_host_are_not_native() -> None:
     hidden = graph_of(lambda x: tz.scan(lambda h, _: (h + tz.sum(tz.ones(shape=(n,))), ()), x,
                                         None, length=5)[0], floats(4))
     assert not is_native(hidden)  # the size n shows in no input
+
+
+@pytest.mark.parametrize("turns", [3, 7])
+@pytest.mark.parametrize("batch", [1, 5, 16, 70])
+def test_weights_of_a_scan_are_packed_before_it(turns: int, batch: int) -> None:
+    """As they lie and transposed, of two scans in one another, of a length that pays and not."""
+    rng = np.random.default_rng(0)
+    x, w, u = (rng.normal(size=s).astype(np.float32) * 0.1 for s in (
+        (turns, batch, 37), (37, 37), (37, 37)))
+
+    def inner(h: Any, w: Any, u: Any) -> Any:
+        v = tz.tanh(u * h[0, 0])  # changes from turn to turn of the outer scan only
+        return tz.scan(lambda g, _: (tz.tanh(g @ w + g @ v.T), ()), h, None, length=5)[0]
+
+    def twice(x: Any, w: Any, u: Any) -> Any:
+        return tz.scan(lambda h, row: (inner(h + row @ u.T, w, u), h), tz.zeros_like(x[0]), x)
+
+    types = floats(turns, batch, 37), floats(37, 37), floats(37, 37)
+    check(twice, [x, w, u], *types)
+    lowering = ControlLowering(inlined(graph_of(twice, *types)), host(), Options.now())
+    loop = next(s for s in lowering.steps if isinstance(s, Repeat))
+    packs = [c.name for c in calls_in(lowering.steps) if c.name.startswith("k_pack")]
+    assert len(packs) == len(set(packs))
+    own = [s.name for s in loop.body if s.name.startswith("k_pack")]
+    first = [s.name for s in lowering.steps if s.name.startswith("k_pack")]
+    assert len(own) == 2 and len(first) == (turns > 3)

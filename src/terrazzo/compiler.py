@@ -79,6 +79,7 @@ class Lowering:
     strides: Strides = ()  # of inputs that are not row major, in elements
     options: Options = field(default_factory=Options.now)
     is_inlined: bool = False  # whether that was done to the source already
+    steady: frozenset[int] = frozenset()  # inputs that may come packed: a loop does not change them
 
     @cached_property
     def _canonical(self) -> tuple[Graph, list[Applied]]:
@@ -131,9 +132,10 @@ class Lowering:
         return result
 
     def _constants_of(self, group: Group) -> frozenset[Tensor]:
-        """The inputs of a group's program that are constants of the graph."""
+        """The inputs of a group's program that are constants of the graph, or as good as that."""
+        known = {*self.fused.constants, *(self.graph.inputs[i] for i in self.steady)}
         return frozenset(t for t, v in zip(group.program.inputs, group.inputs, strict=True)
-                         if self.fused.root(v) in self.fused.constants)
+                         if self.fused.root(v) in known)
 
     @cached_property
     def plan(self) -> MemoryPlan:
@@ -185,10 +187,21 @@ class Lowering:
                 numbers.setdefault((place.number, None), len(numbers))
         return numbers
 
+    @cached_property
+    def packed_inputs(self) -> list[tuple[int, Packing]]:
+        """Steady inputs that kernels want packed: slots of their own, after those of outputs."""
+        found = ((self.plan.places[value], function.packed.get(i))
+                 for group, function in zip(self.fused.groups, self.functions, strict=True)
+                 for i, value in enumerate(group.inputs))
+        return list(dict.fromkeys((place.number, packing) for place, packing in found
+                                  if place.kind == "input" and packing is not None))
+
     def _argument(self, value: Any, packing: Packing | None = None) -> Argument:
         place = self.plan.places[value]
         if place.kind == "input":
-            return Argument("slot", place.number)
+            return Argument("slot", place.number if packing is None else (
+                len(self.graph.inputs) + len(self.graph.outputs)
+                + self.packed_inputs.index((place.number, packing))))
         if place.kind == "output":
             return Argument("slot", len(self.graph.inputs) + place.number)
         if place.kind == "constant":

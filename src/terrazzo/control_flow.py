@@ -4,6 +4,7 @@ A graph is cut at its `cond`, `while_loop` and `scan`. What lies between is lowe
 branches and bodies are graphs themselves, cut the same way; and the native code that calls the
 kernels gets the branches and loops. What one part hands to the next lies in the arena. What a loop
 carries lies there twice: a turn reads one copy and writes the other, by the number of the turn.
+What a scan does not change (weights) is packed once before it, as constants are when compiling.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ from terrazzo.compiler import Lowering, Options, copy_function
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.index import Index, Var, free_vars, maximum
 from terrazzo.loop.ir import Function
+from terrazzo.loop.packing import Packing
+from terrazzo.loop.packing_kernel import packing_function
+from terrazzo.loop.simplify import simplify
 from terrazzo.runtime.artifact import Artifact, Constant
 from terrazzo.runtime.hosted import graphs_in, on_host, pieces, sizes_in
-from terrazzo.runtime.plan import byte_size
+from terrazzo.runtime.plan import aligned, byte_size
 from terrazzo.shapes import num_elements
 
 _Place = Mapping[Value, Argument]
+_TURNS_WORTH_PACKING = 4  # packing takes about as long as two products of few rows
 
 
 def is_native(graph: Graph) -> bool:
@@ -109,14 +114,33 @@ class _Composer:
 
     def graph(self, graph: Graph, inputs: _Place, outputs: Sequence[Argument], top: Index
               ) -> tuple[tuple[Step, ...], Index]:
-        """The steps of a graph whose inputs and outputs have places, and the end of its arena.
+        """The steps of a graph whose inputs and outputs have places, and the end of its arena."""
+        _, steps, end = self.turn(graph, inputs, outputs, top, frozenset())
+        return steps, end
 
-        The arena is free from `top` on. What parts hand on lies there; what a part needs for
-        itself comes behind, at the same place for all.
+    def turn(self, graph: Graph, inputs: _Place, outputs: Sequence[Argument], top: Index,
+             steady: frozenset[Value]) -> tuple[tuple[Step, ...], tuple[Step, ...], Index]:
+        """The same for a turn of a loop, with steps before the loop first.
+
+        The arena is free from `top` on. What parts hand on lies there, and `steady` inputs in the
+        form that kernels want them in, which is made once; what a part needs for itself comes
+        behind, at the same place for all.
         """
         cut = pieces(graph)
         places, top = self._places([v for _, _, made in cut for v in made], graph, outputs, top)
         places = {**inputs, **places}
+        lowered = {part: Lowering(part, self.chip, options=self.options, steady=frozenset(
+            i for i, v in enumerate(reads) if v in steady))
+            for part, reads, _ in cut if isinstance(part, Graph)}
+        packed: dict[tuple[Value, Packing], Argument] = {}
+        before: list[Step] = []
+        for part, reads, _ in cut:
+            for number, packing in lowered[part].packed_inputs if part in lowered else ():
+                key = (reads[number], packing)
+                if key not in packed:
+                    packed[key] = Argument("arena", 0, top)
+                    top = top + aligned(packing.size * packing.dtype.itemsize)
+                    before.append(self.pack(*key, places[reads[number]], packed[key]))
         steps: list[Step] = []
         end = top
         for part, reads, made in cut:
@@ -124,13 +148,15 @@ class _Composer:
             if isinstance(part, Node):
                 added, high = _CONTROL[part.op.name](self, part, given, targets, top)
             else:
-                added, high = self._piece(part, given, targets, top)
+                given += targets
+                given += [packed[reads[i], p] for i, p in lowered[part].packed_inputs]
+                added, high = self._piece(lowered[part], given, top)
             steps += added
             end = maximum(end, high)
         for value, target in zip(graph.outputs, outputs, strict=True):
             if places[value] != target:
                 steps.append(self.copy(value, places[value], target))
-        return tuple(steps), end
+        return tuple(before), tuple(steps), end
 
     def _places(self, values: Sequence[Value], graph: Graph, outputs: Sequence[Argument],
                 top: Index) -> tuple[dict[Value, Argument], Index]:
@@ -147,13 +173,11 @@ class _Composer:
                 top = top + byte_size(value)
         return found, top
 
-    def _piece(self, graph: Graph, given: Sequence[Argument], targets: Sequence[Argument],
-               top: Index) -> tuple[list[Step], Index]:
-        """The calls of a graph without control flow."""
-        lowering = Lowering(graph, self.chip, options=self.options)
+    def _piece(self, lowering: Lowering, slots: Sequence[Argument], top: Index
+               ) -> tuple[list[Step], Index]:
+        """The calls of a graph without control flow, and the end of its arena."""
         first = len(self.constants)
         self.constants += lowering.constants()
-        slots = [*given, *targets]
 
         def moved(argument: Argument) -> Argument:
             if argument.kind == "slot":
@@ -177,6 +201,14 @@ class _Composer:
         """A step that copies a value."""
         self.kernels += 1
         function = copy_function(f"k_copy_{self.kernels}", value)
+        return Call(function, (source, target), function.name)
+
+    def pack(self, value: Value, packing: Packing, source: Argument, target: Argument) -> Call:
+        """A step that brings a value into the layout of a kernel."""
+        self.kernels += 1
+        size = num_elements(value.shape)
+        assert isinstance(size, int)
+        function = simplify(packing_function(f"k_pack_{self.kernels}", packing, value.dtype, size))
         return Call(function, (source, target), function.name)
 
 
@@ -253,10 +285,13 @@ def _scan(composer: _Composer, node: Node, given: Sequence[Argument],
     ys = [place.at(row * _row_bytes(v)) for v, place in zip(
         body.outputs[count:], targets[count:], strict=True)]
     now = [*(c.read() for c in carried), *xs, *given[count + rows:]]
-    turns, end = composer.graph(body, dict(zip(body.inputs, now, strict=True)),
-                                [*(c.written() for c in carried), *ys], top)
+    # A symbolic length is taken for a long one.
+    pays = not isinstance(length, int) or length >= _TURNS_WORTH_PACKING
+    steady = frozenset(body.inputs[count + rows:] if pays else ())
+    before, turns, end = composer.turn(body, dict(zip(body.inputs, now, strict=True)),
+                                       [*(c.written() for c in carried), *ys], top, steady)
     after = [composer.copy(c.value, c.read(), t) for c, t in zip(carried, targets)]
-    return [*first, Repeat(turn, turns, "scan", length, after=tuple(after))], end
+    return [*first, *before, Repeat(turn, turns, "scan", length, after=tuple(after))], end
 
 
 def _row_bytes(value: Value) -> Index:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from terrazzo.dtypes import float16, float32, int8
+from terrazzo.dtypes import as_dtype, float16, float32, int8
+from terrazzo.loop.interpret import run
 from terrazzo.loop.packing import Packing
+from terrazzo.loop.packing_kernel import packing_function
+from terrazzo.loop.simplify import simplify
 
 
 def test_a_matrix_in_panels() -> None:
@@ -67,3 +70,20 @@ def test_nothing_to_pack() -> None:
 
 def test_the_layout_in_words() -> None:
     assert Packing(float32, 8, (20, 1), ((3, 20),)).text == "columns 20:1, k 3:20 in panels of 8"
+
+
+@pytest.mark.parametrize("packing", [
+    Packing(float32, 4, (5, 1), ((6, 5),)), Packing(float32, 4, (5, 6), ((6, 1),)),
+    Packing(float32, 8, (24, 1), ((5, 24),)), Packing(float32, 16, (5, 6), ((6, 1),)),
+    Packing(float32, 4, (6, 24), ((2, 12), (3, 2), (2, 1)), ((2, 144),)),
+    Packing(float32, 4, (5, 1), ((6, 5),), together=4), Packing(float32, 2, (2, 3), ((2, 1),),
+                                                                start=4),
+    Packing(float32, 4, (5, 3), ((7, 1),), ((2, 60), (2, 15)), together=2),
+], ids=lambda p: p.text)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_kernel_packs_the_same(packing: Packing, dtype: type) -> None:
+    flat = np.random.default_rng(0).standard_normal(300).astype(dtype)
+    packed = np.full(packing.size, np.nan, np.float32)
+    function = packing_function("pack", packing, as_dtype(flat.dtype), flat.size)
+    run(simplify(function), [flat, packed], {})
+    np.testing.assert_array_equal(packed, packing.apply(flat))

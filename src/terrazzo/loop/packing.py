@@ -1,8 +1,9 @@
-"""How a constant parameter of a kernel lies in memory, when not as the graph has it.
+"""How a parameter of a kernel lies in memory, when not as the graph has it.
 
 A kernel that reads weights may want them in panels: `width` columns side by side, all steps of k
 one after the other (the packed B of GotoBLAS and BLIS, the blocked weights of convolutions).
-Constants are brought into that form once, when a graph is compiled, so kernels never pack them.
+Constants are brought into that form once, when a graph is compiled, so kernels never pack them;
+what stays the same in all turns of a loop is packed before it (`packing_kernel.py`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,11 @@ class MemoryPlan:
 
 def byte_size(value: Value) -> Index:
     """The bytes of a value, rounded up so that the next one is aligned."""
-    size = num_elements(value.shape) * value.dtype.itemsize
+    return aligned(num_elements(value.shape) * value.dtype.itemsize)
+
+
+def aligned(size: Index) -> Index:
+    """A number of bytes rounded up so that what comes next is aligned."""
     return size if _content(size) % ALIGN == 0 else ceildiv(size, ALIGN) * ALIGN
 
 
