@@ -23,6 +23,7 @@ from terrazzo.graph.autodiff import vjp_graph
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, operator_named
 from terrazzo.graph.trace import trace
+from terrazzo.ops.fourier_loops import half_roots
 from terrazzo.scalar import OPS
 from terrazzo.shapes import Shape, dim
 
@@ -147,6 +148,8 @@ MORE: dict[str, list[Case]] = {
         clip=None, input_forget=False, linear_before_reset=False, batch_first=False, units=(5,))],
     **{name: [case(size=9), case(size=9, periodic=False, dtype="float64")]
        for name in ("hann_window", "hamming_window", "blackman_window")},
+    "real_halves": [case(spread(2, 6, 2), given(half_roots(6, -1)), inverse=False),
+                    case(spread(2, 7, 2), given(half_roots(6, 1)), inverse=True)],
     "mel_weight_matrix": [case(num_mel_bins=8, dft_length=16, sample_rate=8192,
                                lower_edge_hertz=0, upper_edge_hertz=4096)],
     "det": [case(lambda rng: rng.uniform(-1, 1, (3, 4, 4)) + 3 * np.eye(4))],
@@ -292,7 +295,8 @@ KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagona
                "swiglu", "gather_nd", "group_norm", "einsum", "scaled_dot_product_attention",
                "rotary_embedding",
                "scatter_nd", "place", "nonzero", "constant", "lstm", "gru", "rnn",
-               "recurrent_steps", "dft", "stft", "causal_conv_with_state", "linear_attention",
+               "recurrent_steps", "dft", "stft", "fft_lines", "fft_columns", "real_halves",
+               "rfft_lines", "irfft_lines", "causal_conv_with_state", "linear_attention",
                "tfidf_vectorizer", "max_pool",
                "max_pool_indices", "average_pool", "lp_pool", "window_max", "window_sum",
                "max_unpool", "resize", "upsample", "grid_sample", "affine_grid", "roi_align",

@@ -558,6 +558,24 @@ def _determinant(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
     return [np.where(np.isfinite(error), error, np.inf)]
 
 
+def _transformed(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+                 dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """Every number of a line takes part in every result, by log2(n) stages (Higham, chapter 24).
+
+    What numbers that are not finite become depends on the order in which they are added.
+    """
+    x = inputs[0]
+    assert x is not None
+    axes = (-3, -1) if node.op.name == "fft_columns" else (-2, -1)
+    n, dtype = x.value.shape[axes[0]], node.types[0].dtype.compute
+    scale = abs(node.attrs.get("scale", 1.0))
+    size = _finite(x.value).sum(axis=axes, keepdims=True)
+    error = scale * (FEW * (1 + math.log2(max(n, 2))) * dtype.eps * size
+                     + x.error.sum(axis=axes, keepdims=True)) + smallest(dtype) * n
+    known = np.isfinite(x.value).all(axis=axes, keepdims=True) & (size < dtype.max / 2)
+    return [np.where(known, error, np.inf)]
+
+
 def _sampled(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
              dims: Mapping[Var, int]) -> list[np.ndarray]:
     """Any other operator: errors of random sign are tried (Monte Carlo arithmetic, Parker).
@@ -600,7 +618,8 @@ _RULES: dict[str, Rule] = {
     "batch_matmul": _contraction, "convolve": _contraction, "sort_pairs": _sorted,
     "top_pairs": _sorted, "quantize_linear": _quantized, "det": _determinant,
     "dequantize_linear": _dequantized, "integer_matmul": _integer_contraction,
-    "integer_convolve": _integer_contraction,
+    "integer_convolve": _integer_contraction, "fft_lines": _transformed,
+    "fft_columns": _transformed, "real_halves": _transformed,
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from terrazzo.graph.passes import inline_composites
 from terrazzo.verify_levels import cut
 
 _STAIRS = ("floor", "ceil", "trunc", "round", "remainder", "fmod", "floor_divide")
+_TRANSFORMS = ("fft_lines", "fft_columns", "real_halves")
 _SMALLEST_STAIR = 1e-3
 _PATIENCE = 0.5  # seconds for the differences of one graph
 _STEP = 1e-6  # near the cube root of float64's eps, where a central difference is most exact
@@ -89,9 +90,11 @@ def _loss(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Generator) 
     backward = autodiff.vjp_graph(graph)
     base = graph_evaluate.run(graph, arrays, wide=True)
     carried = [y for v, y in zip(graph.outputs, base, strict=True) if v.dtype.is_float]
-    # Every result weighs about as much, so that none drowns in the rounding of another.
+    # Every result weighs about as much, so that none drowns in the rounding of another. Where one
+    # is rounded as the largest beside it is, it tells nothing by itself.
+    spreads = any(n.op.name in _TRANSFORMS for n in _primitive(graph).nodes)
     weights = [np.where(np.isfinite(y), rng.uniform(0.5, 1.5, y.shape) / np.maximum(
-        1.0, np.abs(y)), 0.0) for y in carried]
+        1.0, _largest(y) if spreads else np.abs(y)), 0.0) for y in carried]
     found = graph_evaluate.run(backward, [*arrays, *weights], wide=True)
     held = [n for n in graph.nodes if _has_own_meaning(n, graph, arrays, rng)]
     behind = _behind(graph, held, [*arrays, *weights])
@@ -113,12 +116,20 @@ def _loss(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Generator) 
             terms = [np.where(w == 0, 0.0, y * w) for y, w in zip(results, factors, strict=True)]
             return float(sum(t.sum() for t in terms)), float(sum(np.abs(t).sum() for t in terms))
 
-    primitive = inline_composites(part, whole=lambda node: False)
+    primitive = _primitive(part)
     flat = np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in values])
     return _Loss(shapes, flat, np.concatenate([np.asarray(g, np.float64).reshape(-1)
                                                for g in gradients]),
                  any(n.op.name in _STAIRS for n in primitive.nodes),
                  _is_tame(primitive, [*values, *(a for _, a in rest)]), at)
+
+
+def _primitive(graph: Graph) -> Graph:
+    return inline_composites(graph, whole=lambda node: False)
+
+
+def _largest(y: np.ndarray) -> float:
+    return float(np.max(np.abs(y), where=np.isfinite(y), initial=0.0))
 
 
 def _is_tame(graph: Graph, arrays: Sequence[np.ndarray]) -> bool:

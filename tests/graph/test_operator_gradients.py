@@ -19,6 +19,7 @@ from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, Value, operator_named
 from terrazzo.graph.passes import canonicalize
 from terrazzo.graph.trace import trace
+from terrazzo.ops.fourier_loops import column_roots, line_roots
 
 Maker = Callable[[np.random.Generator], np.ndarray]
 STEP = 1e-6  # central differences err by STEP**2, and by 1e-16 / STEP from rounding
@@ -133,6 +134,12 @@ ROWS: dict[str, list[Case]] = {
             case(spread(2, 4, 2), inverse=True, onesided=True), case(spread(7, 1), onesided=True)],
     "stft": [case(spread(2, 9, 1), spread(4), frame_step=2),
              case(spread(2, 9, 2), frame_step=3, frame_length=4, onesided=False)],
+    "fft_lines": [case(spread(2, 30, 2), given(line_roots(30, -1, 0.5)), sign=-1, scale=0.5),
+                  case(spread(16, 2), given(line_roots(16, 1)), sign=1, scale=1.0)],
+    "fft_columns": [case(spread(2, 6, 3, 2), given(column_roots(6, 1)), sign=1, scale=0.5),
+                    case(spread(7, 1, 2), given(column_roots(7, -1)), sign=-1, scale=1.0)],
+    "rfft_lines": [case(spread(2, 10))],
+    "irfft_lines": [case(spread(2, 6, 2), scale=0.1)],
     "causal_conv_with_state": [
         case(spread(2, 3, 5), spread(3, 1, 4), spread(3), spread(2, 3, 3), activation="silu"),
         case(spread(2, 3, 2), spread(3, 1, 4))],

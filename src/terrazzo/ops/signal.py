@@ -1,10 +1,6 @@
-"""Signals: discrete Fourier transforms, windows, mel filters.
+"""Signals: discrete Fourier transforms as ONNX has them, windows, mel filters.
 
-A complex tensor is a real one whose last axis holds real and imaginary parts. A short transform is
-one matrix product with known numbers; a long one is split into two shorter ones (Cooley and Tukey),
-or, when its length is a large prime, into a convolution of a handier length (Bluestein). So nearly
-all arithmetic happens in matrix products. One of symbolic length is a product with a matrix that
-the graph computes.
+Here the last axis of a tensor holds real and imaginary parts, or real ones alone.
 """
 
 from __future__ import annotations
@@ -14,137 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import DType, as_dtype, float64
+from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value, constant
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import ask, granted, known
 from terrazzo.ops.arrange import flip, moveaxis, pad, sliding_window
-from terrazzo.ops.contract import batch_matmul
-from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
-from terrazzo.ops.elementwise import cos, sin
+from terrazzo.ops.fourier import (
+    DIRECT,
+    forward_real,
+    inverse_real,
+    transform,
+    transform_axis,
+    transform_symbolic,
+)
 from terrazzo.ops.reduce import in_type
-from terrazzo.ops.shape import concat, permute_dims, reshape, span, stack
-from terrazzo.shapes import dims_text, normalize_axis, num_elements
-
-_DIRECT = 512  # up to this length one matrix product
-
-
-# ---------------------------------------------------------------- transforms along the last axis
-def _matrix(n: int, sign: int) -> np.ndarray:
-    """exp(sign * 2 pi i j k / n) for all j, k < n; angles are reduced before they are rounded."""
-    turns = np.outer(np.arange(n), np.arange(n)) % n
-    return np.exp(sign * 2j * math.pi / n * turns)
-
-
-def _as_real(matrix: np.ndarray) -> np.ndarray:
-    """[2 n, 2 m] that multiplies interleaved rows as the complex [n, m] multiplies complex ones."""
-    n, m = matrix.shape
-    wide = np.empty((n, 2, m, 2))
-    wide[:, 0, :, 0] = wide[:, 1, :, 1] = matrix.real
-    wide[:, 0, :, 1] = matrix.imag
-    wide[:, 1, :, 0] = -matrix.imag
-    return wide.reshape(2 * n, 2 * m)
-
-
-def _product(x: Any, matrix: np.ndarray) -> Any:
-    """The last axis of x times a known matrix."""
-    rows = num_elements(x.shape[:-1])
-    flat = reshape(x, shape=(rows, x.shape[-1]))
-    made = batch_matmul(flat, constant(matrix, x.dtype))
-    return reshape(made, shape=(*x.shape[:-1], matrix.shape[1]))
-
-
-def _times(x: Any, factors: np.ndarray) -> Any:
-    """Complex x times known complex numbers, which broadcast."""
-    re, im = (reshape(span(x, -1, k, k + 1), shape=x.shape[:-1]) for k in (0, 1))
-    a, b = constant(factors.real, x.dtype), constant(factors.imag, x.dtype)
-    return stack(re * a - im * b, re * b + im * a, axis=-1)
-
-
-def _transform(x: Any, sign: int) -> Any:
-    """The sum of x[j] * exp(sign * 2 pi i j k / n) over j, for complex x of shape [..., n, 2]."""
-    n = x.shape[-2]
-    if isinstance(n, IndexExpr):
-        return _transform_symbolic(x, sign)
-    if n <= _DIRECT:
-        flat = reshape(x, shape=(*x.shape[:-2], 2 * n))
-        return reshape(_product(flat, _as_real(_matrix(n, sign))), shape=x.shape)
-    rows = _divisor(n)
-    return _bluestein(x, sign) if rows == 1 else _split(x, sign, rows)
-
-
-def _transform_symbolic(x: Any, sign: int) -> Any:
-    *outer, n, _ = x.shape
-    turns = reshape(arange(start=n), shape=(n, 1)) * arange(start=n) % as_value(n)
-    angles = in_type(turns, float64) * (sign * 2 * math.pi / in_type(as_value(n), float64))
-    real, imaginary = (in_type(f(angles), x.dtype) for f in (cos, sin))
-    rows = num_elements(outer)
-    re, im = (reshape(span(x, -1, k, k + 1), shape=(rows, n)) for k in (0, 1))
-    parts = (batch_matmul(re, real) - batch_matmul(im, imaginary),
-             batch_matmul(re, imaginary) + batch_matmul(im, real))
-    return reshape(stack(*parts, axis=-1), shape=x.shape)
-
-
-def _divisor(n: int) -> int:
-    """The largest divisor of n up to its square root."""
-    return next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
-
-
-def _split(x: Any, sign: int, rows: int) -> Any:
-    """Transforms along the columns and then the rows of x laid out as a matrix."""
-    *outer, n, _ = x.shape
-    columns, rank = n // rows, len(outer)
-    table = reshape(x, shape=(*outer, rows, columns, 2))
-    swapped = (*range(rank), rank + 1, rank, rank + 2)
-    table = _transform(permute_dims(table, axes=swapped), sign)  # [columns, rows]
-    turns = np.outer(np.arange(columns), np.arange(rows))
-    table = _times(table, np.exp(sign * 2j * math.pi / n * turns))
-    table = _transform(permute_dims(table, axes=swapped), sign)  # [rows, columns]
-    return reshape(permute_dims(table, axes=swapped), shape=x.shape)
-
-
-def _bluestein(x: Any, sign: int) -> Any:
-    """A convolution with a chirp: j k = (j^2 + k^2 - (k - j)^2) / 2."""
-    n = x.shape[-2]
-    size = 1 << (2 * n - 2).bit_length()
-    squares = np.arange(n, dtype=object) ** 2 % (2 * n)
-    chirp = np.exp(sign * 1j * math.pi / n * squares.astype(np.float64))
-    kernel = np.zeros(size, complex)
-    kernel[:n] = chirp.conj()
-    kernel[size - n + 1:] = chirp[:0:-1].conj()
-    room = ((0, 0),) * (x.ndim - 2) + ((0, size - n), (0, 0))
-    spectrum = _transform(pad(_times(x, chirp), pad_width=room), -1)
-    spectrum = _times(spectrum, np.fft.fft(kernel) / size)
-    return _times(span(_transform(spectrum, 1), -2, 0, n), chirp)
-
-
-def _forward_real(x: Any, count: Index) -> Any:
-    """The first `count` numbers of the transform of real x [..., n]."""
-    n = x.shape[-1]
-    if isinstance(count, int) and n <= _DIRECT:
-        matrix = _matrix(n, -1)[:, :count]
-        both = np.stack([matrix.real, matrix.imag], -1).reshape(n, 2 * count)
-        return reshape(_product(x, both), shape=(*x.shape[:-1], count, 2))
-    whole = pad(reshape(x, shape=(*x.shape, 1)), pad_width=((0, 0),) * x.ndim + ((0, 1),))
-    return span(_transform(whole, -1), -2, 0, count)
-
-
-def _inverse_real(x: Any, n: int) -> Any:
-    """The n real numbers whose transform begins with x [..., n // 2 + 1, 2]."""
-    count = n // 2 + 1
-    if n <= _DIRECT:
-        matrix = _matrix(n, 1)[:count] / n
-        matrix[1:(n + 1) // 2] *= 2  # stand also for their mirror images
-        real = np.stack([matrix.real, -matrix.imag], 1)
-        real[[0] if n % 2 else [0, count - 1], 1] = 0  # their imaginary parts count for nothing
-        return _product(reshape(x, shape=(*x.shape[:-2], 2 * count)), real.reshape(2 * count, n))
-    mirrored = flip(span(x, -2, 1, (n + 1) // 2), axis=-2)
-    signs = np.array([1.0, -1.0])
-    whole = concat(x, mirrored * constant(signs, x.dtype), axis=-2)
-    made = span(_transform(whole, 1), -1, 0, 1)
-    return reshape(made * (1.0 / n), shape=(*x.shape[:-2], n))
+from terrazzo.ops.shape import concat, reshape, span
+from terrazzo.shapes import dims_text, normalize_axis
 
 
 # ---------------------------------------------------------------- what users call
@@ -165,12 +48,12 @@ def _check_signal(name: str, x: Value, least: int) -> None:
                          hint="cast with tz.astype(x, 'float32') first")
 
 
-def _resized(x: Any, n: int) -> Any:
-    """x [..., any, 2] cut or filled up with zeros to n."""
-    have = x.shape[-2]
+def _resized(x: Any, axis: int, n: int) -> Any:
+    """x cut or filled up with zeros to n along an axis."""
+    have = x.shape[axis]
     if have < n:
-        return pad(x, pad_width=((0, 0),) * (x.ndim - 2) + ((0, n - have), (0, 0)))
-    return span(x, -2, 0, n) if have > n else x
+        return pad(x, pad_width=tuple((0, n - have if d == axis else 0) for d in range(x.ndim)))
+    return span(x, axis, 0, n) if have > n else x
 
 
 @operator(family="signal")
@@ -188,7 +71,7 @@ def dft(x: Any, *, axis: int = -2, length: Index | None = None, inverse: bool = 
                             where=user_location())
     n: Index
     if (inverse and onesided) or not (length is None or granted("==", length, x.shape[axis])) or (
-            not granted("<=", x.shape[axis], _DIRECT)):  # a long one is split by its divisors
+            not granted("<=", x.shape[axis], DIRECT)):  # how a long one is done depends on it
         have = _known_length(x, axis, "dft")
         n = length if length is not None else 2 * (have - 1) if inverse and onesided else have
     else:
@@ -196,9 +79,14 @@ def dft(x: Any, *, axis: int = -2, length: Index | None = None, inverse: bool = 
     if not granted("<=", 1, n) and ask("<=", 1, n) is False:
         raise ArgumentError(f"the length of a dft is at least 1, not {n}", where=user_location())
     narrow: DType = x.dtype
-    lines = moveaxis(in_type(x, narrow.compute), source=axis, destination=-2)
+    wide = in_type(x, narrow.compute)
+    if isinstance(n, int) and wide.shape[-1] == 2 and not onesided:
+        resized = _resized(wide, axis, n)
+        return in_type(transform_axis(resized, axis, 1 if inverse else -1,
+                                      1.0 / n if inverse else 1.0), narrow)
+    lines = moveaxis(wide, source=axis, destination=-2)
     if isinstance(n, int):
-        lines = _resized(lines, n // 2 + 1 if inverse and onesided else n)
+        lines = _resized(lines, lines.ndim - 2, n // 2 + 1 if inverse and onesided else n)
     result = _along_lines(lines, n, inverse, onesided)
     result = moveaxis(result, source=-2, destination=axis)
     return in_type(result, narrow)
@@ -207,18 +95,30 @@ def dft(x: Any, *, axis: int = -2, length: Index | None = None, inverse: bool = 
 def _along_lines(x: Any, n: Index, inverse: bool, onesided: bool) -> Any:
     """The transform of x [..., n, 1 or 2] along its last axis but one."""
     if x.shape[-1] == 1 and not inverse:
-        return _forward_real(reshape(x, shape=x.shape[:-1]), n // 2 + 1 if onesided else n)
+        line = reshape(x, shape=x.shape[:-1])
+        if onesided or isinstance(n, IndexExpr):
+            return forward_real(line, n // 2 + 1 if onesided else n)
+        return _mirrored(forward_real(line, n // 2 + 1), n)
     if x.shape[-1] == 1:
         x = pad(x, pad_width=((0, 0),) * (x.ndim - 1) + ((0, 1),))
     if inverse and onesided:
         assert isinstance(n, int)
-        made = _inverse_real(x, n)
+        made = inverse_real(x, n)
         return reshape(made, shape=(*made.shape, 1))
-    result = _transform(x, 1 if inverse else -1)
-    if inverse:
-        return result / in_type(as_value(n), x.dtype) if isinstance(n, IndexExpr) else (
-            result * (1.0 / n))
+    sign = 1 if inverse else -1
+    if isinstance(n, IndexExpr):
+        result = transform_symbolic(x, sign)
+        result = result / in_type(as_value(n), x.dtype) if inverse else result
+    else:
+        result = transform(x, sign, 1.0 / n if inverse else 1.0)
     return span(result, -2, 0, n // 2 + 1) if onesided else result
+
+
+def _mirrored(half: Any, n: int) -> Any:
+    """All n numbers of the transform of real ones, of which half are the others' conjugates."""
+    signs = constant(np.array([1.0, -1.0]), half.dtype)
+    rest = flip(span(half, -2, 1, (n + 1) // 2), axis=-2) * signs
+    return concat(half, rest, axis=-2)
 
 
 @operator(family="signal")

@@ -352,6 +352,9 @@ class VectorCode(ScalarCode):
                 return from_memory(self.b, self.contiguous(source, index, elem, guard), dtype)
             if isinstance(step, int) and step == -1 and self.lanes.width > 1:
                 return from_memory(self.b, self.backwards(source, index, elem, guard), dtype)
+            if isinstance(step, int) and abs(step) == 2 and self.in_pairs(source, index):
+                made = self.every_other(source, index, elem, guard, step < 0)
+                return from_memory(self.b, made, dtype)
             vectors = self.shuffled(source, index, elem) if step is None else None
             if vectors is not None:
                 return from_memory(self.b, vectors, dtype)
@@ -442,6 +445,69 @@ class VectorCode(ScalarCode):
                 guard, None, mirrored)
             loaded = self.b.masked_load(vec(elem, width), pointer, mask, 0, align)
         return self.b.shuffle(loaded, None, mirrored)
+
+    def in_pairs(self, buffer: Buffer, index: Index) -> bool:
+        """Whether an index of every other element meets one of each pair that a buffer is made of,
+        always the same one: so the other may be touched too."""
+        return (self.lanes.width > 1 and buffer.bounded and buffer.size % 2 == 0
+                and isinstance(substitute(index, {self.lanes.var: 0}) % 2, int))
+
+    def pair_pointer(self, buffer: Buffer, index: Index, elem: str, backwards: bool = False
+                     ) -> tuple[Val, int]:
+        """The address of the lowest pair of every part, and which of a pair an index means."""
+        width, sign = self.lanes.width, -1 if backwards else 1
+        at = substitute(index, {self.lanes.var: 0})
+        which = at % 2
+        assert isinstance(which, int)
+        lowest = at - which - 2 * (width - 1) * backwards
+        start = self.b.gep(elem, self.scope.memory[buffer], self.e.index(lowest, self.scope),
+                           inbounds=False)
+        first = self.b.gep(elem, start, self.b.mul(self.lanes.base, 2 * sign), inbounds=False)
+        if self.lanes.count > 1:
+            first = bundle([self.b.gep(elem, first, sign * 2 * u * width, inbounds=False)
+                            for u in range(self.lanes.count)])
+        return first, which
+
+    def pair_masks(self, guard: Val | None, backwards: bool = False) -> list[Val | None]:
+        """The lanes of two neighbouring vectors of pairs, given those of the pairs."""
+        if guard is None:
+            return [None, None]
+        width = self.lanes.width
+        mask = self.b.splat(guard, width) if guard.lanes == 1 else guard
+        pairs = range(width)[::-1] if backwards else range(width)
+        return [self.b.shuffle(mask, None, [pairs[(half + i) // 2] for i in range(width)])
+                for half in (0, width)]
+
+    def every_other(self, source: Buffer, index: Index, elem: str, guard: Val | None,
+                    backwards: bool) -> Val:
+        """One of each of as many pairs as there are lanes, out of two whole vectors."""
+        width, align = self.lanes.width, source.dtype.itemsize
+        pointer, which = self.pair_pointer(source, index, elem, backwards)
+        loaded = []
+        for half, mask in enumerate(self.pair_masks(guard, backwards)):
+            at = self.b.gep(elem, pointer, half * width, inbounds=False)
+            loaded.append(self.b.load(vec(elem, width), at, align) if mask is None else
+                          self.b.masked_load(vec(elem, width), at, mask, 0, align))
+        pairs = range(width)[::-1] if backwards else range(width)
+        return self.b.shuffle(loaded[0], loaded[1], [2 * pair + which for pair in pairs])
+
+    def store_pairs(self, first: Store, values: Sequence[Val]) -> None:
+        """Store neighbouring elements, one vector of each, as two whole vectors."""
+        buffer, index = first.buffer, first.index
+        assert not isinstance(index, Scalar)
+        width, align = self.lanes.width, buffer.dtype.itemsize
+        elem = memory_type(buffer.dtype)
+        pointer, _ = self.pair_pointer(buffer, index, elem)
+        low, high = (to_memory(self.b, v, buffer.dtype) for v in values)
+        for half, mask in enumerate(self.pair_masks(self.lanes.mask)):
+            at = self.b.gep(elem, pointer, half * width, inbounds=False)
+            lanes = [(half * width + i) // 2 + i % 2 * width for i in range(width)]
+            data = self.b.shuffle(low, high, lanes)
+            if mask is None:
+                self.b.store(data, at, align)
+            else:
+                self.b.masked_store(data, at, mask, align)
+        self.stored = {k: v for k, v in self.stored.items() if k[0] is not buffer}
 
     def gather(self, source: Buffer, place: Val, elem: str, guard: Val | None) -> Val:
         width = self.lanes.width

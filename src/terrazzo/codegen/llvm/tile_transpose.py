@@ -38,6 +38,8 @@ def emit_transposed_copy(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool
         return False
     b = emitter.b
     rows, columns, ldd, lds = [emitter.index(s, scope) for s in tile.sizes]
+    while rows.literal and columns.literal and 4 <= width >= 2 * max(rows.literal, columns.literal):
+        width //= 2  # a small matrix would leave most of a large block empty
     strides = "_".join("x" if s.literal is None else str(s.literal) for s in (ldd, lds))
     # Half a line alone is worse than the cache: the memory takes whole lines only.
     streaming = bool(tile.constants["streaming"]) and emitter.may_stream and width * bits == 512
@@ -45,7 +47,7 @@ def emit_transposed_copy(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool
     apart = rows.literal if rows.literal == lds.literal and _is_few(rows) else None
     together = columns.literal if columns.literal == ldd.literal and _is_few(columns) else None
     kind = f"apart_{apart}" if apart else f"together_{together}" if together else "blocks"
-    name = f"transposed_copy_{elem}_{strides}_{kind}{'_streaming' * streaming}"
+    name = f"transposed_copy_{elem}_{strides}_{kind}_{width}{'_streaming' * streaming}"
     if not emitter.module.defines(name):
         formals = [("ptr noalias", "d"), ("ptr noalias", "s")] + [
             ("i64", n) for n in ("rows", "columns", "ldd", "lds")]

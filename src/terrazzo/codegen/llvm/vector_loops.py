@@ -305,7 +305,8 @@ class VectorLoop:
         scope = Scope(self.scope.env, self.scope.memory, lanes, self.known)
         code = VectorCode(self.e, scope)
         state = dict(zip(map(id, self.reductions), accumulators, strict=True))
-        for stmt in self.stmts:
+        held: Val | None = None  # the first half of a pair
+        for at, stmt in enumerate(self.stmts):
             number = self.numbers.get(id(stmt))
             value = self.widened(code.emit(
                 stmt.value if number is None else number, lanes.mask), lanes)
@@ -315,11 +316,33 @@ class VectorLoop:
                 if lanes.mask is not None:
                     fresh = self.b.select(lanes.mask, fresh, state[id(stmt)])
                 state[id(stmt)] = fresh
+            elif held is None and self.begins_pair(code, at):
+                held = value
             else:
-                code.store(stmt, value)
+                if held is not None:
+                    code.store_pairs(self.stmts[at - 1], [held, value])
+                    held = None
+                else:
+                    code.store(stmt, value)
                 code.forget(stmt.buffer)
                 code.memo.clear()
         return [state[id(s)] for s in self.reductions]
+
+    def begins_pair(self, code: VectorCode, at: int) -> bool:
+        """Whether a store and the next one fill pairs of neighbouring elements between them."""
+        if at + 1 >= len(self.stmts):
+            return False
+        stmts = self.stmts[at:at + 2]
+        first, second = stmts
+        if isinstance(first.index, Scalar) or isinstance(second.index, Scalar):
+            return False
+        plain = all(s.reduce is None and s.mask is None and s.streaming is False for s in stmts)
+        return (plain and first.buffer is second.buffer and second.index - first.index == 1
+                and coefficient(first.index, self.loop.var) == 2
+                and code.in_pairs(first.buffer, first.index)
+                and substitute(first.index, {self.loop.var: 0}) % 2 == 0
+                and not any(isinstance(n, Load) and n.source is first.buffer
+                            for n in walk_scalar(second.value)))
 
     def widened(self, value: Val, lanes: Lanes) -> Val:
         if value.lanes != lanes.width:

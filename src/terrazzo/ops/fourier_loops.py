@@ -1,0 +1,527 @@
+"""Fast Fourier transforms as loops: butterflies on vectors of independent columns.
+
+A transform of length n = n1 * n2 goes over its numbers twice (Bailey's four steps): the columns of
+the matrix [n1, n2] are transformed, multiplied by roots of unity and stored transposed; then the
+columns of that matrix [n2, n1] are transformed into the result. Columns are transformed by stages
+of small radices that leave everything in order (Stockham), a vector of columns at a time, between
+two local buffers. So no stage ever moves numbers across the lanes of a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType
+from terrazzo.errors import DTypeError, ShapeError, user_location
+from terrazzo.expr.ir import fresh_axis
+from terrazzo.graph.ir import Node, TensorType, Value, constant
+from terrazzo.index import Index, maximum, minimum
+from terrazzo.loop.interpret import convert
+from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
+from terrazzo.loop.tile_transpose import transposed_copy
+from terrazzo.ops.define import primitive
+from terrazzo.scalar import Const, Scalar, as_scalar, call
+from terrazzo.scalar import cast as cast_scalar
+from terrazzo.shapes import dims_text, num_elements
+
+LARGEST_PRIME = 13  # of lengths that are taken apart into butterflies
+LONGEST_COLUMN = 512  # rows of a vector of columns that two local buffers hold in a second cache
+_LINE_PER_TASK = 8192  # numbers: longer lines are shared by all threads, shorter ones are not
+_TASK = 2048  # numbers that are worth a task of their own
+
+Complex = tuple[Scalar, Scalar]
+
+
+# ---------------------------------------------------------------- butterflies
+def _turned(z: Complex, k: int, n: int) -> Complex:
+    """z * exp(2 pi i k / n), by as few operations as the angle needs."""
+    re, im = z
+    k %= n
+    if k * 4 % n == 0:
+        return ((re, im), (-im, re), (-re, -im), (im, -re))[k * 4 // n]
+    if k * 8 % n == 0:
+        half = Const(re.dtype, math.sqrt(0.5))
+        diagonal = ((re - im) * half, (re + im) * half)
+        return _turned(diagonal, k * 8 // n // 2, 4)
+    angle = 2 * math.pi * k / n
+    return _times(z, (Const(re.dtype, math.cos(angle)), Const(re.dtype, math.sin(angle))))
+
+
+def _times(z: Complex, w: Complex) -> Complex:
+    return z[0] * w[0] - z[1] * w[1], z[0] * w[1] + z[1] * w[0]
+
+
+def _plus(a: Complex, b: Complex) -> Complex:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _minus(a: Complex, b: Complex) -> Complex:
+    return a[0] - b[0], a[1] - b[1]
+
+
+def _butterfly(x: Sequence[Complex], sign: int) -> list[Complex]:
+    """The transform of a few numbers, written out."""
+    n = len(x)
+    if n == 1:
+        return list(x)
+    if n == 2:
+        return [_plus(x[0], x[1]), _minus(x[0], x[1])]
+    r = next(d for d in (4, 2, *range(3, n + 1)) if n % d == 0 and (d < n or n != 4))
+    if r == n:
+        return _prime_butterfly(x, sign)
+    rows = n // r
+    columns = [_butterfly(x[p::rows], sign) for p in range(rows)]
+    turned = [[_turned(columns[p][k], sign * p * k, n) for p in range(rows)] for k in range(r)]
+    spectra = [_butterfly(row, sign) for row in turned]
+    return [spectra[k % r][k // r] for k in range(n)]
+
+
+def _prime_butterfly(x: Sequence[Complex], sign: int) -> list[Complex]:
+    """Of an odd number of numbers: sums and differences of mirror images halve the products."""
+    n, dtype = len(x), x[0][0].dtype
+    pairs = range(1, n // 2 + 1)
+    sums = {j: _plus(x[j], x[n - j]) for j in pairs}
+    differences = {j: _minus(x[j], x[n - j]) for j in pairs}
+    total = x[0]
+    for j in pairs:
+        total = _plus(total, sums[j])
+    result: list[Complex] = [total] * n
+    for k in pairs:
+        even, odd = x[0], None
+        for j in pairs:
+            angle = 2 * math.pi * (j * k % n) / n
+            c, s = Const(dtype, math.cos(angle)), Const(dtype, sign * math.sin(angle))
+            even = (even[0] + sums[j][0] * c, even[1] + sums[j][1] * c)
+            part = (differences[j][0] * s, differences[j][1] * s)
+            odd = part if odd is None else _plus(odd, part)
+        assert odd is not None
+        turned = (-odd[1], odd[0])
+        result[k], result[n - k] = _plus(even, turned), _minus(even, turned)
+    return result
+
+
+# ---------------------------------------------------------------- plans
+def is_smooth(n: int) -> bool:
+    """Whether a length is a product of small primes."""
+    return n >= 1 and max(_primes(n), default=1) <= LARGEST_PRIME
+
+
+def _primes(n: int) -> list[int]:
+    found = []
+    for p in (2, *range(3, math.isqrt(n) + 1, 2)):
+        while n % p == 0:
+            found.append(p)
+            n //= p
+    return [*found, n] if n > 1 else found
+
+
+def _radices(n: int) -> tuple[int, ...]:
+    """The stages of a column: primes, then fours and eights, whose butterflies fill registers."""
+    primes = _primes(n)
+    twos = primes.count(2)
+    odd = [p for p in primes if p > 2]
+    nines, threes = divmod(odd.count(3), 2)
+    fours = {0: 0, 1: 2, 2: 1}[twos % 3] if twos > 1 else 0
+    eights = (twos - 2 * fours) // 3
+    return (*(p for p in odd if p > 3), *(9,) * nines, *(3,) * threes, *(2,) * (twos == 1),
+            *(4,) * fours, *(8,) * eights)
+
+
+def halves(n: int) -> tuple[int, int]:
+    """n as n1 * n2, near each other and multiples of a vector where possible."""
+    divisors = [d for d in range(1, n + 1) if n % d == 0] if n < 4096 else [
+        e for d in range(1, math.isqrt(n) + 1) if n % d == 0 for e in {d, n // d}]
+
+    def cost(d: int) -> tuple[float, int]:
+        """Vectors over both halves, as parts of a line have to be filled up."""
+        filled = math.ceil(d / 16) * 16 / d + math.ceil(n // d / 16) * 16 / (n // d)
+        return filled * (max(d, n // d) / min(d, n // d)) ** 0.5, -d
+
+    best = min(divisors, key=cost)
+    return best, n // best
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One pass over a column of r * m * s numbers: butterflies of r over [r, m, s] -> [m, r, s]."""
+
+    r: int
+    m: int
+    s: int
+    at: int  # where its roots of unity begin in the table
+
+    @property
+    def roots(self) -> int:
+        return 2 * (self.r - 1) * self.m if self.m > 1 else 0
+
+
+def _stages(n: int, at: int) -> list[_Stage]:
+    found, m, s = [], n, 1
+    for r in _radices(n):
+        m //= r
+        found.append(_Stage(r, m, s, at))
+        at += found[-1].roots
+        s *= r
+    return found
+
+
+def _stage_roots(stage: _Stage, sign: int) -> np.ndarray:
+    if stage.m == 1:
+        return np.empty(0)
+    turns = np.outer(np.arange(stage.m), np.arange(1, stage.r))
+    roots = np.exp(sign * 2j * math.pi / (stage.r * stage.m) * turns)
+    return np.stack([roots.real, roots.imag], -1).ravel()
+
+
+def _plan(rows: int, columns: int) -> tuple[list[_Stage], list[_Stage], int]:
+    """The stages of both halves, and where in the table the roots between them begin."""
+    first = _stages(rows, 0)
+    second = _stages(columns, sum(s.roots for s in first))
+    return first, second, sum(s.roots for s in (*first, *second))
+
+
+def _table_size(rows: int, columns: int) -> int:
+    return _plan(rows, columns)[2] + (2 * rows * columns if columns > 1 else 0)
+
+
+def _roots(rows: int, columns: int, sign: int, scale: float) -> np.ndarray:
+    """The table of all roots of unity that a transform multiplies by; columns = 1: of one half."""
+    first, second, _ = _plan(rows, columns)
+    parts = [_stage_roots(s, sign) for s in (*first, *second)]
+    if columns > 1:
+        turns = np.outer(np.arange(rows), np.arange(columns))
+        between = scale * np.exp(sign * 2j * math.pi / (rows * columns) * turns)
+        parts += [between.real.ravel(), between.imag.ravel()]
+    return np.concatenate([*parts, np.empty(0)])
+
+
+# ---------------------------------------------------------------- loops
+@dataclass(frozen=True)
+class _Columns:
+    """How a vector of columns is transformed: stages between two local buffers."""
+
+    stages: Sequence[_Stage]
+    sign: int
+    table: Buffer
+    lanes: int  # of a buffer's row
+    count: Index  # columns that there are, at most `lanes`
+    buffers: tuple[tuple[Buffer, Buffer], tuple[Buffer, Buffer]]
+
+    def transform(self, read: Callable[[Index, Index], Complex],
+                  write: Callable[[Index, Index, Complex], Sequence[Stmt]]) -> Stmt:
+        """All stages; the first reads (row, lane), the last writes them."""
+        stmts = []
+        for number, stage in enumerate(self.stages):
+            source, target = self.buffers[number % 2 - 1], self.buffers[number % 2]
+            stmts.append(self.stage(
+                stage, read if number == 0 else self.reader(source),
+                write if number == len(self.stages) - 1 else self.writer(target)))
+        return block(*stmts)
+
+    def root(self, re: Index, im: Index) -> Complex:
+        """A root of unity, by the places of its parts in the table."""
+        dtype = self.buffers[0][0].dtype
+        return cast_scalar(self.table[re], dtype), cast_scalar(self.table[im], dtype)
+
+    def reader(self, buffers: tuple[Buffer, Buffer]) -> Callable[[Index, Index], Complex]:
+        re, im = buffers
+        return lambda row, lane: (re[row * self.lanes + lane], im[row * self.lanes + lane])
+
+    def writer(self, buffers: tuple[Buffer, Buffer]
+               ) -> Callable[[Index, Index, Complex], Sequence[Stmt]]:
+        return lambda row, lane, z: [Store(b, row * self.lanes + lane, part)
+                                     for b, part in zip(buffers, z, strict=True)]
+
+    def stage(self, stage: _Stage, read: Callable[[Index, Index], Complex],
+              write: Callable[[Index, Index, Complex], Sequence[Stmt]]) -> Stmt:
+        r, m, s = stage.r, stage.m, stage.s
+        p, q = fresh_axis("p", m), fresh_axis("q", s)
+        lane = fresh_axis("lane", self.lanes)
+        given = [read((j * m + p.var) * s + q.var, lane.var) for j in range(r)]
+        made = _butterfly(given, self.sign)
+        stmts: list[Stmt] = []
+        for k, z in enumerate(made):
+            if k and m > 1:
+                at = stage.at + (p.var * (r - 1) + (k - 1)) * 2
+                z = _times(z, self.root(at, at + 1))
+            stmts += write((p.var * r + k) * s + q.var, lane.var, z)
+        body = For(lane.var, 0, self.count, block(*stmts), "vector")
+        return For(p.var, 0, m, For(q.var, 0, s, body))
+
+
+def _locals(rows: int, lanes: int, dtype: DType) -> tuple[tuple[Buffer, Buffer],
+                                                          tuple[Buffer, Buffer]]:
+    made = [Buffer(name, dtype, rows * lanes) for name in ("re0", "im0", "re1", "im1")]
+    return (made[0], made[1]), (made[2], made[3])
+
+
+def _allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
+    for buffer in buffers:
+        body = Alloc(buffer, body)
+    return body
+
+
+def _lanes(dtype: DType) -> int:
+    """Columns side by side: a line of the cache."""
+    return 64 // dtype.itemsize
+
+
+def _pair(buffer: Buffer, at: Index, dtype: DType) -> Complex:
+    """The complex number at a place of interleaved parts."""
+    return cast_scalar(buffer[2 * at], dtype), cast_scalar(buffer[2 * at + 1], dtype)
+
+
+def _put(buffer: Buffer, at: Index, z: Complex) -> list[Stmt]:
+    return [Store(buffer, 2 * at + part, cast_scalar(value, buffer.dtype))
+            for part, value in enumerate(z)]
+
+
+def _checked(name: str, x: TensorType, table: TensorType, axis: int, roots: Callable[[int], int]
+             ) -> int:
+    """The length of a transform, once it is known to be one of ours with a table that fits."""
+    n = x.shape[axis] if len(x.shape) >= -axis else None
+    if x.shape[-1] != 2 or not isinstance(n, int):
+        raise ShapeError(f"{name} needs a known length in axis {axis} and two parts in the last, "
+                         f"not {dims_text(x.shape)}", where=user_location())
+    if not x.dtype.is_float or not table.dtype.is_float:
+        raise DTypeError(f"{name} works on floats, not on {x.dtype.name} and {table.dtype.name}",
+                         where=user_location())
+    if n < 1 or table.shape != (roots(n),):
+        raise ShapeError(f"{name} of length {n} does not go with a table {dims_text(table.shape)}",
+                         where=user_location(), hint="call tz.fft")
+    return n
+
+
+def _smooth(name: str, n: int) -> None:
+    if not is_smooth(n):
+        raise ShapeError(f"{name} of length {n}, which has a prime factor over {LARGEST_PRIME}",
+                         where=user_location(), hint="call tz.fft")
+
+
+def _lines_type(x: TensorType, table: TensorType, *, sign: int, scale: float) -> TensorType:
+    _smooth("fft_lines", _checked("fft_lines", x, table, -2, lambda n: _table_size(*halves(n))))
+    return x
+
+
+def _columns_type(x: TensorType, table: TensorType, *, sign: int, scale: float) -> TensorType:
+    _smooth("fft_columns", _checked("fft_columns", x, table, -3, lambda n: _table_size(n, 1)))
+    return x
+
+
+def _by_numpy(x: np.ndarray, axis: int, sign: int, scale: float) -> np.ndarray:
+    wide = x.astype(np.float64)
+    line = wide[..., 0] + 1j * wide[..., 1]
+    with np.errstate(all="ignore"):
+        made = np.fft.fft(line, axis=axis) if sign < 0 else (
+            np.fft.ifft(line, axis=axis, norm="forward"))
+        made = made * scale
+    return np.stack([made.real, made.imag], -1)
+
+
+def _lines_numpy(x: np.ndarray, table: np.ndarray, *, sign: int, scale: float, out: TensorType
+                 ) -> np.ndarray:
+    return convert(_by_numpy(x, -1, sign, scale), out.dtype)
+
+
+def _lines_grad(node: Node, g: Value) -> list[Value | None]:
+    return [transformed_lines(g, -node.attrs["sign"], node.attrs["scale"]), None]
+
+
+@primitive(family="signal", infer=_lines_type, reference=_lines_numpy, grad=_lines_grad, loops=True)
+def fft_lines(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -> Any:
+    """transforms of complex lines x [..., n, 2], times scale, given the roots of unity for them"""
+    n, dtype = x.shape[-2], x.dtype.compute
+    rows, columns = halves(n)
+    count = num_elements(x.shape[:-2])
+    first, second, between = _plan(rows, columns)
+    lanes = _lanes(dtype)
+
+    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        if count == 0:
+            return Block(())
+        source, roots = inputs
+        line = fresh_axis("line", count)
+        middle = [Buffer(name, dtype, n) for name in ("middle_re", "middle_im")]
+
+        def of(stages: Sequence[_Stage], wide: int, start: Index) -> _Columns:
+            rows = math.prod(s.r for s in stages)
+            return _Columns(stages, sign, roots, lanes, minimum(lanes, wide - start),
+                            _locals(rows, lanes, dtype))
+
+        def forward(start: Index) -> Stmt:
+            """A vector of columns of [rows, columns], from the input to the middle."""
+            own = of(first, columns, start)
+            rest = own.buffers[(len(first) - 1) % 2]  # where the last stage leaves them
+
+            def write(row: Index, lane: Index, z: Complex) -> Sequence[Stmt]:
+                at = between + row * columns + start + lane
+                turned = _times(z, own.root(at, at + n))
+                return own.writer(rest)(row, lane, turned)
+
+            stages = own.transform(
+                lambda row, lane: _pair(source, line.var * n + row * columns + start + lane,
+                                        dtype), write)
+            copies = [transposed_copy(d, start * rows, s, 0, own.count, rows, rows, lanes)
+                      for d, s in zip(middle, rest, strict=True)]
+            return _allocated(block(stages, *copies), [b for pair in own.buffers for b in pair])
+
+        def onward(start: Index) -> Stmt:
+            """A vector of columns of [columns, rows], from the middle to the output."""
+            own = of(second, rows, start)
+            re, im = middle
+            stages = own.transform(
+                lambda row, lane: (re[row * rows + start + lane], im[row * rows + start + lane]),
+                lambda row, lane, z: _put(outputs[0], line.var * n + row * rows + start + lane, z))
+            return _allocated(stages, [b for pair in own.buffers for b in pair])
+
+        def over(wide: int, body: Callable[[Index], Stmt], kind: str) -> Stmt:
+            strip = fresh_axis("strip", -(-wide // lanes))
+            return For(strip.var, 0, strip.hi, body(strip.var * lanes), kind)
+
+        kind = "serial" if n < _LINE_PER_TASK else "parallel"
+        both = block(over(columns, forward, kind), over(rows, onward, kind))
+        if kind == "parallel":
+            return _allocated(For(line.var, 0, count, both), middle)
+        return For(line.var, 0, count, _allocated(both, middle), "parallel",
+                   grain=max(_TASK // n, 1))
+
+    return build
+
+
+def _columns_numpy(x: np.ndarray, table: np.ndarray, *, sign: int, scale: float, out: TensorType
+                   ) -> np.ndarray:
+    return convert(_by_numpy(x, -2, sign, scale), out.dtype)
+
+
+def _columns_grad(node: Node, g: Value) -> list[Value | None]:
+    return [transformed_columns(g, -node.attrs["sign"], node.attrs["scale"]), None]
+
+
+@primitive(family="signal", infer=_columns_type, reference=_columns_numpy, grad=_columns_grad,
+           loops=True)
+def fft_columns(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -> Any:
+    """transforms of complex columns x [..., n, inner, 2], times scale, given roots of unity"""
+    n, inner, dtype = x.shape[-3], x.shape[-2], x.dtype.compute
+    count = num_elements(x.shape[:-3])
+    lanes = _lanes(dtype)
+
+    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        if count == 0 or inner == 0:
+            return Block(())
+        source, roots = inputs
+        strips = (inner + lanes - 1) // lanes
+        task = fresh_axis("task", count * strips)
+        start = task.var % strips * lanes
+        first = task.var // strips * n * inner + start
+        own = _Columns(_stages(n, 0), sign, roots, lanes, minimum(lanes, inner - start),
+                       _locals(n, lanes, dtype))
+        factor = Const(dtype, scale)
+        body = own.transform(
+            lambda row, lane: _pair(source, first + row * inner + lane, dtype),
+            lambda row, lane, z: _put(outputs[0], first + row * inner + lane,
+                                      z if scale == 1 else (z[0] * factor, z[1] * factor)))
+        body = _allocated(body, [b for pair in own.buffers for b in pair])
+        return For(task.var, 0, task.hi, body, "parallel", grain=max(_TASK // (n * lanes), 1))
+
+    return build
+
+
+# ---------------------------------------------------------------- real numbers
+def _halves_type(x: TensorType, table: TensorType, *, inverse: bool) -> TensorType:
+    n = _checked("real_halves", x, table, -2, lambda n: 2 * (n - inverse))
+    if inverse and n < 2:
+        raise ShapeError(f"there is no way back from {n} numbers", where=user_location())
+    return TensorType((*x.shape[:-2], n - 1 if inverse else n + 1, 2), x.dtype)
+
+
+def _halves_numpy(x: np.ndarray, table: np.ndarray, *, inverse: bool, out: TensorType
+                  ) -> np.ndarray:
+    """By the whole transforms, there and back."""
+    wide = x.astype(np.float64)
+    z = wide[..., 0] + 1j * wide[..., 1]
+    with np.errstate(all="ignore"):
+        if inverse:
+            real = np.fft.irfft(z, 2 * (z.shape[-1] - 1), axis=-1)
+            made = np.fft.fft(real[..., ::2] + 1j * real[..., 1::2], axis=-1)
+        else:
+            line = np.fft.ifft(z, axis=-1)
+            made = np.fft.rfft(np.stack([line.real, line.imag], -1).reshape(
+                *z.shape[:-1], 2 * z.shape[-1]), axis=-1)
+    return convert(np.stack([made.real, made.imag], -1), out.dtype)
+
+
+_CHUNK = 4096  # numbers of a line that are worth a task
+
+
+@primitive(family="signal", infer=_halves_type, reference=_halves_numpy, loops=True,
+           differentiable=False)
+def real_halves(x: Any, table: Any, *, inverse: bool, out: TensorType) -> Any:
+    """the transform of 2 n real numbers [..., n + 1, 2] from that of n complex ones [..., n, 2]
+    made of every two of them, or the way back"""
+    n, dtype = (x.shape[-2] - 1 if inverse else x.shape[-2]), x.dtype.compute
+    count = num_elements(x.shape[:-2])
+
+    def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        if count == 0:
+            return Block(())
+        source, roots = inputs
+        (target,) = outputs
+        chunks = -(-n // _CHUNK)
+        task = fresh_axis("task", count * chunks)
+        line, chunk = task.var // chunks, task.var % chunks
+        given, made = line * (n + inverse), line * (n + (not inverse))
+        k = fresh_axis("k", n, 1)
+        a, b = _pair(source, given + k.var, dtype), _pair(source, given + n - k.var, dtype)
+        mirrored = (b[0], -b[1])
+        half = Const(dtype, 0.5)
+        both, apart = _plus(a, mirrored), _minus(a, mirrored)
+        turned = _times(apart, _pair(roots, k.var, dtype))
+        inner = For(k.var, maximum(chunk * _CHUNK, 1), minimum(chunk * _CHUNK + _CHUNK, n), block(
+            *_put(target, made + k.var, (both[0] * half + turned[0], both[1] * half + turned[1]))),
+            "vector")
+        first = _pair(source, given, dtype)
+        zero = Const(dtype, 0.0)
+        if inverse:  # the imaginary parts at both ends count for nothing
+            last = cast_scalar(source[2 * (given + n)], dtype)
+            ends = block(*_put(target, made, ((first[0] + last) * half, (first[0] - last) * half)))
+        else:
+            ends = block(*_put(target, made, (first[0] + first[1], zero)),
+                         *_put(target, made + n, (first[0] - first[1], zero)))
+        body = block(If(call("eq", as_scalar(chunk), 0), ends), inner)
+        return For(task.var, 0, task.hi, body, "parallel", grain=max(_CHUNK // n, 1))
+
+    return build
+
+
+def half_roots(n: int, sign: int) -> np.ndarray:
+    """What `real_halves` of n numbers multiplies by: -1 for the way there, 1 for the way back."""
+    roots = 0.5 * sign * 1j * np.exp(sign * 1j * math.pi / n * np.arange(n))
+    return np.stack([roots.real, roots.imag], -1).ravel()
+
+
+# ---------------------------------------------------------------- calling them
+def line_roots(n: int, sign: int, scale: float = 1.0) -> np.ndarray:
+    """The table for `fft_lines` of n."""
+    return _roots(*halves(n), sign, scale)
+
+
+def column_roots(n: int, sign: int) -> np.ndarray:
+    """The table for `fft_columns` of n."""
+    return _roots(n, 1, sign, 1.0)
+
+
+def transformed_lines(x: Any, sign: int, scale: float = 1.0) -> Any:
+    """The transforms of x [..., n, 2] along n, a product of small primes."""
+    table = constant(line_roots(x.shape[-2], sign, scale), x.dtype)
+    return fft_lines(x, table, sign=sign, scale=scale)
+
+
+def transformed_columns(x: Any, sign: int, scale: float = 1.0) -> Any:
+    """The transforms of x [..., n, inner, 2] along n, a product of small primes."""
+    table = constant(column_roots(x.shape[-3], sign), x.dtype)
+    return fft_columns(x, table, sign=sign, scale=scale)
