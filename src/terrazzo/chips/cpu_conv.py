@@ -229,7 +229,7 @@ class _Dense(ConvKernel):
         self.range = self.divided("range_size", size, self.most_range)
         self.ranges = self.divided("ranges", ranges, self.panels)
 
-    def cycles(self, strip: int, pixels: int, panels: int, share: int, shared: bool) -> float:
+    def cycles(self, strip: int, pixels: int, panels: int, share: float, shared: bool) -> float:
         """What a thread takes for its share of tasks, each a strip under some panels.
 
         The input of one layer is the output of another, where threads had strips, too: who has

@@ -16,6 +16,7 @@ from terrazzo.loop.ir import THREADS
 from terrazzo.scalar import Scalar, as_scalar, call, where
 
 _FEWEST_PLANS = 16  # threads that are planned for, however few cores there are
+_UNEVEN = 0.3  # of a task: how much later the slowest of many cores is done with its last one
 
 
 def thread_counts(chip: ChipSpec) -> list[int]:
@@ -44,6 +45,10 @@ def more_tasks(tasks: Index, each: int = 4) -> Index:
     return maximum((each * (THREADS - 1) + maximum(tasks, 1) - 1) // maximum(tasks, 1), 1)
 
 
-def longest_share(tasks: int, threads: int) -> int:
-    """Tasks of the thread that gets most of them."""
-    return math.ceil(tasks / threads)
+def longest_share(tasks: int, threads: int) -> float:
+    """Tasks that pass until the last thread is done, if all take equally long.
+
+    Of many cores some are slower for a while (others use them, too), and the last task is theirs:
+    several short tasks for each thread lose less by it than a single long one.
+    """
+    return math.ceil(tasks / threads) + _UNEVEN * max(1 - 2 / threads, 0)

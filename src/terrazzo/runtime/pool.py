@@ -7,19 +7,21 @@ calls `fn` once for every chunk from 0 to n - 1 and returns when all have run. `
 caps the threads of this launch; 0 leaves it to `knobs.threads`. Any number of threads may
 launch at once; a launch from inside a chunk runs serially, in the thread that asked.
 
-How it works. Each launch takes one of a few *slots*. A slot's state is one 64-bit word, and taking
-a ticket is a compare-and-swap on that word. A launch of few chunks is a *set*: a bit for each
-chunk that nobody has taken. Every thread has a share of its own there, the same in each launch of
-as many chunks, and takes from others only when its own is done: so the rows that a thread made in
-one kernel are in its cache for the next. Of many chunks the word is a *count*: (workers allowed,
-tickets in all, next ticket). The caller takes tickets like any worker and then waits only for
-tickets that others have taken: a worker that sleeps or comes late is never waited for. A late
-worker is harmless too: it decides by the word alone and reads what to call only after its swap
-succeeded, when the job cannot finish without it; so whatever job the slot then holds, it has a
-ticket of that job.
-All states share one cache line, which is all that idle workers look at. They spin for
-`knobs.spin` turns, then sleep, each on a futex of its own, so that a launch wakes just those
-whom it may use.
+How it works. Each launch takes one of a few *slots*. What is left of it is one 64-bit word, and
+taking a ticket is one atomic operation on that word. A launch of few chunks is a *set*: (chunks in
+all, workers allowed, a bit for each chunk that nobody has taken), and whoever clears a bit has
+that chunk. Every thread has a share of its own there, the same in each launch of as many chunks,
+and takes from others only when its own is done: so the rows that a thread made in one kernel are
+in its cache for the next. Of many chunks the word is a *count*: (workers allowed, tickets in all,
+next ticket), and a ticket is a compare-and-swap. The caller takes tickets like any worker and then
+waits only for tickets that others have taken: a worker that sleeps or comes late is never waited
+for. A late worker is harmless too: it decides by the word alone and reads what to call only after
+it got a ticket, when the job cannot finish without it; so whatever job the slot then holds, it has
+a ticket of that job.
+All sets share one cache line and all counts another, which are all that idle workers look at; what
+a job calls lies in a line that nobody writes while it runs, and its count of finished tickets in
+one more: on many cores a launch costs what its lines travel. Idle workers spin for `knobs.spin`
+turns, then sleep, each on a futex of its own, so that a launch wakes just those whom it may use.
 
 Schedulers like to wake a thread on the core of the one that woke it, where it would take turns
 with the caller for milliseconds while another core has nothing to do: a worker that finds itself
@@ -43,12 +45,13 @@ from terrazzo.codegen.llvm import jit
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import default_cache, make_key
 
-_SLOTS = 8  # states of 8 bytes in one cache line of 64
+_SLOTS = 8  # words of 8 bytes in one cache line of 64
 _TICKET_BITS = 20
 _MAX_TICKETS = (1 << _TICKET_BITS) - 1
 _SET_BITS = 52  # chunks of a launch that is a set
 _SET = (1 << _SET_BITS) - 1
-_SET_MARK = 1 << 63  # of a state that is a set; below it are the workers allowed
+_SMALL_BITS = 6  # of a number of chunks or workers beside them
+_SMALL = (1 << _SMALL_BITS) - 1
 _MAX_WORKERS = 1023
 # A caller wakes this many sleepers, and each of them as many again: a tree, not a long line.
 _WAKE_FAN_OUT = 4
@@ -267,10 +270,12 @@ out:
 def pool_ir(system: System) -> str:
     """Write the pool as LLVM IR for one kind of machine."""
     return f"""
-; owned, caller asleep, fn, ctx, chunks, chunks per ticket, tickets run by workers
-%Job = type {{ i32, i32, ptr, ptr, i64, i64, i64, [16 x i8] }}
+; owned, -, fn, ctx, chunks, chunks per ticket; in the second line tickets run by workers and
+; whether the caller sleeps
+%Job = type {{ i32, i32, ptr, ptr, i64, i64, [24 x i8], i64, i32, [52 x i8] }}
 
-@states = internal global [{_SLOTS} x i64] zeroinitializer, align 64
+@sets = internal global [{_SLOTS} x i64] zeroinitializer, align 64
+@counts = internal global [{_SLOTS} x i64] zeroinitializer, align 64
 @jobs = internal global [{_SLOTS} x %Job] zeroinitializer, align 64
 ; 1 for each worker that sleeps, or is about to
 @beds = internal global [{_MAX_WORKERS + 1} x i32] zeroinitializer, align 64
@@ -311,7 +316,8 @@ define void @tz_pool_configure(i64 %threads, i64 %spin) nounwind {{
 }}
 
 define void @tz_pool_after_fork() nounwind {{
-  store [{_SLOTS} x i64] zeroinitializer, ptr @states
+  store [{_SLOTS} x i64] zeroinitializer, ptr @sets
+  store [{_SLOTS} x i64] zeroinitializer, ptr @counts
   store [{_SLOTS} x %Job] zeroinitializer, ptr @jobs
   call void @llvm.memset.p0.i64(ptr @beds, i8 0, i64 {4 * (_MAX_WORKERS + 1)}, i1 false)
   store i64 0, ptr @tz_pool_workers
@@ -333,74 +339,55 @@ out:
   ret void
 }}
 
-; Whether a state has a ticket left that this worker may take; callers are worker -1.
-define internal i1 @is_open(i64 %state, i64 %worker) alwaysinline nounwind {{
-  %is.set = icmp slt i64 %state, 0
-  %bits = and i64 %state, {_SET}
+; Whether a set has a chunk left that this worker may take; callers are worker -1.
+define internal i1 @set_is_open(i64 %set, i64 %worker) alwaysinline nounwind {{
+  %bits = and i64 %set, {_SET}
   %any = icmp ne i64 %bits, 0
-  %marked = and i64 %state, {_SET_MARK - 1}
-  %allowed.set = lshr i64 %marked, {_SET_BITS}
-  %next = and i64 %state, {_MAX_TICKETS}
-  %rest = lshr i64 %state, {_TICKET_BITS}
-  %tickets = and i64 %rest, {_MAX_TICKETS}
-  %allowed.count = lshr i64 %state, {2 * _TICKET_BITS}
-  %more = icmp ult i64 %next, %tickets
-  %allowed = select i1 %is.set, i64 %allowed.set, i64 %allowed.count
-  %left = select i1 %is.set, i1 %any, i1 %more
+  %numbers = lshr i64 %set, {_SET_BITS}
+  %allowed = and i64 %numbers, {_SMALL}
   %may = icmp slt i64 %worker, %allowed
-  %open = and i1 %left, %may
+  %open = and i1 %any, %may
+  ret i1 %open
+}}
+
+; The same of a count.
+define internal i1 @count_is_open(i64 %count, i64 %worker) alwaysinline nounwind {{
+  %next = and i64 %count, {_MAX_TICKETS}
+  %rest = lshr i64 %count, {_TICKET_BITS}
+  %tickets = and i64 %rest, {_MAX_TICKETS}
+  %allowed = lshr i64 %count, {2 * _TICKET_BITS}
+  %more = icmp ult i64 %next, %tickets
+  %may = icmp slt i64 %worker, %allowed
+  %open = and i1 %more, %may
   ret i1 %open
 }}
 
 ; The chunk of a set that a worker takes next: the first one from its own share on.
-define internal i64 @choose(i64 %state, i64 %worker, i64 %n) alwaysinline nounwind {{
-  %bits = and i64 %state, {_SET}
-  %marked = and i64 %state, {_SET_MARK - 1}
-  %allowed = lshr i64 %marked, {_SET_BITS}
+define internal i64 @choose(i64 %set, i64 %worker) alwaysinline nounwind {{
+  %bits = and i64 %set, {_SET}
+  %numbers = lshr i64 %set, {_SET_BITS}
+  %allowed = and i64 %numbers, {_SMALL}
+  %n = lshr i64 %numbers, {_SMALL_BITS}
   %threads = add i64 %allowed, 1
   %me = add i64 %worker, 1
   %ahead = mul i64 %me, %n
   %start = udiv i64 %ahead, %threads
-  ; A late worker may see the numbers of two launches: whatever it prefers then is a chunk, too.
-  %first = call i64 @llvm.umin.i64(i64 %start, i64 {_SET_BITS})
-  %mine = lshr i64 %bits, %first
+  %mine = lshr i64 %bits, %start
   %none = icmp eq i64 %mine, 0
   %from = select i1 %none, i64 %bits, i64 %mine
   %skipped = call i64 @llvm.cttz.i64(i64 %from, i1 false)
-  %base = select i1 %none, i64 0, i64 %first
+  %base = select i1 %none, i64 0, i64 %start
   %chunk = add i64 %skipped, %base
   ret i64 %chunk
 }}
 
-; Takes tickets of one slot and runs their chunks until none is left; tells how many it took.
-define internal i64 @drain(i64 %slot, i64 %worker) nounwind {{
+; Runs the chunks of one ticket.
+define internal void @run_ticket(ptr %job, i64 %number) nounwind {{
 entry:
-  %state = getelementptr i64, ptr @states, i64 %slot
-  %job = getelementptr %Job, ptr @jobs, i64 %slot
   %fn.at = getelementptr %Job, ptr %job, i64 0, i32 2
   %ctx.at = getelementptr %Job, ptr %job, i64 0, i32 3
   %n.at = getelementptr %Job, ptr %job, i64 0, i32 4
   %grain.at = getelementptr %Job, ptr %job, i64 0, i32 5
-  br label %look
-look:
-  %ran = phi i64 [ 0, %entry ], [ %ran, %take ], [ %ran.next, %ticket.done ]
-  %seen = load atomic i64, ptr %state acquire, align 8
-  %open = call i1 @is_open(i64 %seen, i64 %worker)
-  br i1 %open, label %take, label %out
-take:
-  %is.set = icmp slt i64 %seen, 0
-  %n.seen = load atomic i64, ptr %n.at monotonic, align 8
-  %chosen = call i64 @choose(i64 %seen, i64 %worker, i64 %n.seen)
-  %bit = shl i64 1, %chosen
-  %without = xor i64 %seen, %bit
-  %counted = add i64 %seen, 1
-  %taken = select i1 %is.set, i64 %without, i64 %counted
-  %swap = cmpxchg ptr %state, i64 %seen, i64 %taken acq_rel monotonic
-  %won = extractvalue {{ i64, i1 }} %swap, 1
-  br i1 %won, label %ticket, label %look
-ticket:
-  %count = and i64 %seen, {_MAX_TICKETS}
-  %number = select i1 %is.set, i64 %chosen, i64 %count
   %fn = load ptr, ptr %fn.at
   %ctx = load ptr, ptr %ctx.at
   %n = load i64, ptr %n.at
@@ -410,18 +397,61 @@ ticket:
   %end = call i64 @llvm.umin.i64(i64 %past, i64 %n)
   br label %chunks
 chunks:
-  %chunk = phi i64 [ %first, %ticket ], [ %chunk.next, %call ]
+  %chunk = phi i64 [ %first, %entry ], [ %chunk.next, %call ]
   %more = icmp ult i64 %chunk, %end
-  br i1 %more, label %call, label %ticket.done
+  br i1 %more, label %call, label %out
 call:
   call void %fn(ptr %ctx, i64 %chunk)
   %chunk.next = add i64 %chunk, 1
   br label %chunks
-ticket.done:
-  %ran.next = add i64 %ran, 1
-  br label %look
 out:
-  ret i64 %ran
+  ret void
+}}
+
+; Takes tickets of one slot and runs them until none is left; tells how many it took.
+define internal i64 @drain(i64 %slot, i64 %worker) nounwind {{
+entry:
+  %set.at = getelementptr i64, ptr @sets, i64 %slot
+  %count.at = getelementptr i64, ptr @counts, i64 %slot
+  %job = getelementptr %Job, ptr @jobs, i64 %slot
+  %set = load atomic i64, ptr %set.at acquire, align 8
+  br label %set.look
+set.look:
+  ; What was left when this worker last looked: a chunk that is gone by now is not got.
+  %ran = phi i64 [ 0, %entry ], [ %ran, %set.take ], [ %ran.next, %set.run ]
+  %seen = phi i64 [ %set, %entry ], [ %left, %set.take ], [ %left, %set.run ]
+  %open = call i1 @set_is_open(i64 %seen, i64 %worker)
+  br i1 %open, label %set.take, label %count.look
+set.take:
+  %chosen = call i64 @choose(i64 %seen, i64 %worker)
+  %bit = shl i64 1, %chosen
+  %others = xor i64 %bit, -1
+  %before = atomicrmw and ptr %set.at, i64 %others acq_rel
+  %left = and i64 %before, %others
+  %was = and i64 %before, %bit
+  %won = icmp ne i64 %was, 0
+  br i1 %won, label %set.run, label %set.look
+set.run:
+  call void @run_ticket(ptr %job, i64 %chosen)
+  %ran.next = add i64 %ran, 1
+  br label %set.look
+count.look:
+  %counted = phi i64 [ %ran, %set.look ], [ %counted, %count.take ], [ %counted.next, %count.run ]
+  %count = load atomic i64, ptr %count.at acquire, align 8
+  %more = call i1 @count_is_open(i64 %count, i64 %worker)
+  br i1 %more, label %count.take, label %out
+count.take:
+  %taken = add i64 %count, 1
+  %swap = cmpxchg ptr %count.at, i64 %count, i64 %taken acq_rel monotonic
+  %got = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %got, label %count.run, label %count.look
+count.run:
+  %number = and i64 %count, {_MAX_TICKETS}
+  call void @run_ticket(ptr %job, i64 %number)
+  %counted.next = add i64 %counted, 1
+  br label %count.look
+out:
+  ret i64 %counted
 }}
 
 ; The first slot with a ticket for this worker, or -1. Sequentially consistent loads: going to
@@ -431,9 +461,13 @@ entry:
   br label %look
 look:
   %slot = phi i64 [ 0, %entry ], [ %slot.next, %on ]
-  %at = getelementptr i64, ptr @states, i64 %slot
-  %state = load atomic i64, ptr %at seq_cst, align 8
-  %open = call i1 @is_open(i64 %state, i64 %worker)
+  %set.at = getelementptr i64, ptr @sets, i64 %slot
+  %set = load atomic i64, ptr %set.at seq_cst, align 8
+  %in.set = call i1 @set_is_open(i64 %set, i64 %worker)
+  %count.at = getelementptr i64, ptr @counts, i64 %slot
+  %count = load atomic i64, ptr %count.at seq_cst, align 8
+  %in.count = call i1 @count_is_open(i64 %count, i64 %worker)
+  %open = or i1 %in.set, %in.count
   br i1 %open, label %found, label %on
 on:
   %slot.next = add i64 %slot, 1
@@ -448,18 +482,20 @@ nothing:
 ; Wakes sleepers who may help with a slot: no more than it has tickets for besides our own.
 define internal void @wake_helpers(i64 %slot) nounwind {{
 entry:
-  %state.at = getelementptr i64, ptr @states, i64 %slot
-  %state = load atomic i64, ptr %state.at monotonic, align 8
-  %is.set = icmp slt i64 %state, 0
-  %bits = and i64 %state, {_SET}
+  %set.at = getelementptr i64, ptr @sets, i64 %slot
+  %set = load atomic i64, ptr %set.at monotonic, align 8
+  %bits = and i64 %set, {_SET}
   %in.set = call i64 @llvm.ctpop.i64(i64 %bits)
-  %marked = and i64 %state, {_SET_MARK - 1}
-  %allowed.set = lshr i64 %marked, {_SET_BITS}
-  %next = and i64 %state, {_MAX_TICKETS}
-  %rest = lshr i64 %state, {_TICKET_BITS}
+  %numbers = lshr i64 %set, {_SET_BITS}
+  %allowed.set = and i64 %numbers, {_SMALL}
+  %count.at = getelementptr i64, ptr @counts, i64 %slot
+  %count = load atomic i64, ptr %count.at monotonic, align 8
+  %next = and i64 %count, {_MAX_TICKETS}
+  %rest = lshr i64 %count, {_TICKET_BITS}
   %tickets = and i64 %rest, {_MAX_TICKETS}
-  %allowed.count = lshr i64 %state, {2 * _TICKET_BITS}
+  %allowed.count = lshr i64 %count, {2 * _TICKET_BITS}
   %uncounted = sub i64 %tickets, %next
+  %is.set = icmp ne i64 %in.set, 0
   %allowed = select i1 %is.set, i64 %allowed.set, i64 %allowed.count
   %left = select i1 %is.set, i64 %in.set, i64 %uncounted
   %others = sub i64 %left, 1
@@ -539,8 +575,8 @@ run:
   %idled = icmp eq i64 %ran, 0
   br i1 %idled, label %worked, label %report
 report:
-  %done.at = getelementptr %Job, ptr @jobs, i64 %slot, i32 6
-  %asleep.at = getelementptr %Job, ptr @jobs, i64 %slot, i32 1
+  %done.at = getelementptr %Job, ptr @jobs, i64 %slot, i32 7
+  %asleep.at = getelementptr %Job, ptr @jobs, i64 %slot, i32 8
   %before = atomicrmw add ptr %done.at, i64 %ran seq_cst
   %asleep = load atomic i32, ptr %asleep.at seq_cst, align 4
   %must = icmp ne i32 %asleep, 0
@@ -659,12 +695,12 @@ open:
   br i1 %busy, label %serial, label %fill
 fill:
   %job = getelementptr %Job, ptr @jobs, i64 %slot
-  %asleep.at = getelementptr %Job, ptr %job, i64 0, i32 1
+  %asleep.at = getelementptr %Job, ptr %job, i64 0, i32 8
   %fn.at = getelementptr %Job, ptr %job, i64 0, i32 2
   %ctx.at = getelementptr %Job, ptr %job, i64 0, i32 3
   %n.at = getelementptr %Job, ptr %job, i64 0, i32 4
   %grain.at = getelementptr %Job, ptr %job, i64 0, i32 5
-  %done.at = getelementptr %Job, ptr %job, i64 0, i32 6
+  %done.at = getelementptr %Job, ptr %job, i64 0, i32 7
   %n.less = sub i64 %n, 1
   %grain.less = udiv i64 %n.less, {_MAX_TICKETS}
   %grain = add i64 %grain.less, 1
@@ -673,24 +709,32 @@ fill:
   store atomic i32 0, ptr %asleep.at monotonic, align 4
   store ptr %fn, ptr %fn.at
   store ptr %ctx, ptr %ctx.at
-  store atomic i64 %n, ptr %n.at monotonic, align 8
+  store i64 %n, ptr %n.at
   store i64 %grain, ptr %grain.at
   store atomic i64 0, ptr %done.at monotonic, align 8
+  ; A set has room for the chunks of a launch, or is not one.
+  %fits = icmp ule i64 %n, {_SET_BITS}
+  br i1 %fits, label %open.set, label %open.count
+open.set:
+  ; Who has no chunk there is not asked.
+  %unused = sub i64 {_SET_BITS}, %n
+  %all = lshr i64 {_SET}, %unused
+  %helpers.up = shl i64 %helpers, {_SET_BITS}
+  %n.up = shl i64 %n, {_SET_BITS + _SMALL_BITS}
+  %numbers = or i64 %helpers.up, %n.up
+  %set = or i64 %numbers, %all
+  %set.at = getelementptr i64, ptr @sets, i64 %slot
+  %no.set = atomicrmw xchg ptr %set.at, i64 %set seq_cst
+  br label %opened
+open.count:
   %tickets.up = shl i64 %tickets, {_TICKET_BITS}
   %allowed = sub i64 %threads, 1
   %allowed.up = shl i64 %allowed, {2 * _TICKET_BITS}
-  %as.count = or i64 %tickets.up, %allowed.up
-  ; A set has room for the chunks of a launch, or is not one. Who has no chunk there is not asked.
-  %fits = icmp ule i64 %n, {_SET_BITS}
-  %helpers.up = shl i64 %helpers, {_SET_BITS}
-  %unused = sub i64 {_SET_BITS}, %n
-  %few.unused = call i64 @llvm.umin.i64(i64 %unused, i64 {_SET_BITS})
-  %all = lshr i64 {_SET}, %few.unused
-  %bits = or i64 %helpers.up, %all
-  %as.set = or i64 %bits, {_SET_MARK - (1 << 64)}
-  %opened = select i1 %fits, i64 %as.set, i64 %as.count
-  %state = getelementptr i64, ptr @states, i64 %slot
-  %closed = atomicrmw xchg ptr %state, i64 %opened seq_cst
+  %count = or i64 %tickets.up, %allowed.up
+  %count.at = getelementptr i64, ptr @counts, i64 %slot
+  %no.count = atomicrmw xchg ptr %count.at, i64 %count seq_cst
+  br label %opened
+opened:
   call void @wake_helpers(i64 %slot)
   %in = call i32 @pthread_setspecific(i64 %key, ptr inttoptr (i64 1 to ptr))
   %own = call i64 @drain(i64 %slot, i64 -1)
@@ -698,7 +742,7 @@ fill:
   %theirs = sub i64 %tickets, %own
   br label %wait
 wait:
-  %turn = phi i64 [ 0, %fill ], [ %turn.next, %breathe ], [ 0, %doze ]
+  %turn = phi i64 [ 0, %opened ], [ %turn.next, %breathe ], [ 0, %doze ]
   %done = load atomic i64, ptr %done.at acquire, align 8
   %finished = icmp eq i64 %done, %theirs
   br i1 %finished, label %close, label %patience
