@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "loop": {"base"},
     "expr": {"base", "loop"},
     "ops": {"base", "loop", "expr", "graph.ir", "graph.bound", "graph.trace", "graph.sizes",
-            "graph.evaluate", "graph.autodiff"},
+            "graph.evaluate", "graph.autodiff", "graph.residuals"},
     "graph": {"base", "loop", "expr", "ops"},
     "chips": {"base", "loop", "expr"},
     "codegen": {"base", "loop", "expr", "chips"},

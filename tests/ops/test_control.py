@@ -181,6 +181,42 @@ def test_gradient_of_scan(reverse: bool, rng: np.random.Generator) -> None:
     check_gradient(network, xs, w, h, np.asarray(0.7), wrt=(0, 1, 2, 3))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("batch", [1, 2, 9])
+def test_gradient_of_weights_in_a_scan(batch: int, reverse: bool, rng: np.random.Generator) -> None:
+    """Products on either side, transposed or not, with rows of xs, with the state, with both."""
+    xs, w, u, b = (draw(rng, s, "float64") for s in ((3, batch, 4), (4, 4), (4, 4), (4,)))
+
+    def network(xs: Value, w: Value, u: Value, b: Value) -> Any:
+        def step(h: Any, x: Value) -> Any:
+            new = op("tanh")(h @ w + x @ u.T + b) + (w @ h.T).T
+            return new, op("sigmoid")(new @ w) * h
+
+        last, ys = scan(step, xs[0] * 0.5, xs, reverse=reverse)
+        return ys + last
+
+    check_gradient(network, xs, w, u, b, wrt=(0, 1, 2, 3))
+
+
+def test_backward_scan_keeps_products_and_adds_weights_up_after_it() -> None:
+    """Per step one product and no sum of a weight's size; none at all is computed again."""
+    def network(xs: Value, w: Value, h: Value) -> Any:
+        def step(h: Any, x: Value) -> Any:
+            h = op("tanh")(h @ w + x)
+            return h, h
+
+        return op("sum")(scan(step, h, xs)[1])
+
+    types = [TensorType(s, float32) for s in ((50, 8, 64), (64, 64), (8, 64))]
+    graph = grad_graph(trace(network, types)[0], wrt=(0, 1, 2))
+    forward, backward = nodes_named(graph, "scan")
+    products = [[n for n in scan.attrs["body"].nodes if "matmul" in n.op.name]
+                for scan in (forward, backward)]
+    assert [len(found) for found in products] == [1, 1]
+    assert backward.attrs["carries"] == 1
+    assert [n.types[0].shape for n in nodes_named(graph, "batch_matmul")] == [(64, 64)]
+
+
 def test_second_derivative_of_scan() -> None:
     graph, _ = trace(lambda x: scan(lambda c, _: (c * x, ()), 1.0, length=5)[0],
                      [TensorType((), float32)])

@@ -211,6 +211,16 @@ def vjp_graph(graph: Graph, wrt: Sequence[int] | None = None) -> Graph:
                  _input_gradients(graph, cotangents, wrt))
 
 
+def differentiated_inside(graph: Graph) -> Graph:
+    """A graph with the operators expanded that gradients look into: those without a rule.
+
+    What they compute inside can then be kept for the backward pass.
+    """
+    from terrazzo.graph.passes.inline import inline_composites
+
+    return inline_composites(graph, whole=lambda n: n.op.grad is not None or n.op.keep_whole)
+
+
 def grad_graph(graph: Graph, wrt: Sequence[int] | None = None) -> Graph:
     """The graph from inputs to the gradients of inputs `wrt`, for a graph with a scalar output."""
     for value in graph.outputs:

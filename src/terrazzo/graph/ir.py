@@ -652,6 +652,28 @@ def replace_inputs(graph: Graph, values: Sequence[Value]) -> tuple[Value, ...]:
     return tuple(table.get(v, v) for v in graph.outputs)
 
 
+def computed_from(outputs: Sequence[Value], leaves: Mapping[Value, Value]) -> tuple[Value, ...]:
+    """Values computed from other leaves; what lies behind the leaves is cut off."""
+    nodes: dict[Node, None] = {}
+    stack = [(v.node, False) for v in outputs if v not in leaves and v.node is not None]
+    while stack:
+        node, ready = stack.pop()
+        if node in nodes:
+            continue
+        if ready:
+            nodes.setdefault(node)
+            continue
+        stack.append((node, True))
+        stack.extend((v.node, False) for v in node.inputs
+                     if v is not None and v not in leaves and v.node is not None)
+    table = dict(leaves)
+    for node in nodes:
+        inputs = tuple(None if v is None else table[v] for v in node.inputs)
+        fresh = Node(node.op, inputs, node.attrs, node.types, node.where)
+        table.update(zip(node.outputs, fresh.outputs, strict=True))
+    return tuple(table[v] for v in outputs)
+
+
 # ---------------------------------------------------------------- printing
 def format_graph(graph: Graph) -> str:
     """The text form of a graph."""

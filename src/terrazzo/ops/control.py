@@ -23,9 +23,6 @@ from terrazzo.graph.ir import (
     Value,
     apply,
     constant,
-    operator_named,
-    replace_inputs,
-    trace_scope,
 )
 from terrazzo.graph.trace import trace
 from terrazzo.index import Index
@@ -307,53 +304,9 @@ def _scan_numpy(*operands: np.ndarray, body: Graph, carries: int, sequences: int
 
 
 def _scan_grad(node: Node, *gs: Value | None) -> list[Value | None]:
-    """A scan from the other end: it carries the gradient of the state and those of captures.
+    from terrazzo.ops.scan_gradient import scan_gradient
 
-    The states of the forward scan are computed again and kept, one a step.
-    """
-    from terrazzo.graph.autodiff import vjp_graph
-
-    body, carries, sequences, length, reverse = (
-        node.attrs[k] for k in ("body", "carries", "sequences", "length", "reverse"))
-    operands = [v for v in node.inputs if v is not None]
-    flags = _floats(operands)
-    carry_flags, x_flags, rest_flags = _cut(flags, carries, sequences)
-    _, xs, rest = _cut(operands, carries, sequences)
-    keeping = Graph(body.name, body.inputs, body.outputs + body.inputs[:carries])
-    states = apply(scan, operands, {**node.attrs, "body": keeping})[len(body.outputs):]
-    pull = vjp_graph(body)
-    back = _backward_body(pull, body, carry_flags, x_flags, rest_flags)
-    with trace_scope():
-        zeros = [operator_named("full")(shape=v.shape, value=0, dtype=v.dtype)
-                 for v in _chosen(rest, rest_flags)]
-    carried = [g for g in gs[:carries] if g is not None] + zeros
-    rows = [*states, *xs, *(g for g in gs[carries:] if g is not None)]
-    found = apply(scan, [*carried, *rows, *rest], {
-        "body": back, "carries": len(carried), "sequences": len(rows), "length": length,
-        "reverse": not reverse})
-    d_carry = found[:sum(carry_flags)]
-    d_rest, dx = found[sum(carry_flags):len(carried)], found[len(carried):]
-    return [*_spread(d_carry, carry_flags), *_spread(dx, x_flags), *_spread(d_rest, rest_flags)]
-
-
-def _cut(values: Sequence[Any], carries: int, sequences: int) -> tuple[Any, Any, Any]:
-    return values[:carries], values[carries:carries + sequences], values[carries + sequences:]
-
-
-def _backward_body(pull: Graph, body: Graph, carry_flags: Sequence[bool],
-                   x_flags: Sequence[bool], rest_flags: Sequence[bool]) -> Graph:
-    """One backward step: (dcarry, drest; carry, x, dy; rest) -> (dcarry, drest; dx)."""
-    fresh = [Value(v.type, name=v.name) for v in pull.inputs]
-    own, cotangents = fresh[:len(body.inputs)], fresh[len(body.inputs):]
-    states, xs, rest = _cut(own, len(carry_flags), len(x_flags))
-    d_carry, dy = cotangents[:sum(carry_flags)], cotangents[sum(carry_flags):]
-    totals = [Value(v.type) for v in _chosen(rest, rest_flags)]
-    pulled = replace_inputs(pull, fresh)
-    new_carry, dx, d_rest = _cut(pulled, sum(carry_flags), sum(x_flags))
-    with trace_scope():
-        sums = [operator_named("add")(t, d) for t, d in zip(totals, d_rest)]
-    return Graph(pull.name, tuple([*d_carry, *totals, *states, *xs, *dy, *rest]),
-                 tuple([*new_carry, *sums, *dx]))
+    return scan_gradient(node, gs)
 
 
 def _scan_front(fn: Callable[..., Any], init: Any, xs: Any = None, *, length: Any = None,

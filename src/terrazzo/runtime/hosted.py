@@ -15,7 +15,7 @@ import numpy as np
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
-from terrazzo.graph.ir import Graph, Node, TensorType, Value
+from terrazzo.graph.ir import Graph, Node, TensorType, Value, computed_from
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.layout import literal
@@ -230,7 +230,8 @@ def pieces(graph: Graph) -> list[tuple[Graph | Node, tuple[Value, ...], tuple[Va
             return
         leaves = _leaves(missing, known)
         fresh = {v: Value(v.type, name=v.name or f"v{i}") for i, v in enumerate(leaves)}
-        piece = Graph(f"{graph.name}_{len(found)}", tuple(fresh.values()), _copy(missing, fresh))
+        piece = Graph(f"{graph.name}_{len(found)}", tuple(fresh.values()),
+                      computed_from(missing, fresh))
         found.append((piece, tuple(leaves), missing))
         known.update(missing)
 
@@ -269,28 +270,6 @@ def _leaves(wanted: Sequence[Value], known: set[Value]) -> list[Value]:
         else:
             stack.extend(v for v in value.node.inputs if v is not None)
     return list(found)
-
-
-def _copy(wanted: Sequence[Value], leaves: Mapping[Value, Value]) -> tuple[Value, ...]:
-    """Values computed from other leaves; what lies behind the leaves is cut off."""
-    nodes: dict[Node, None] = {}
-    stack = [(v.node, False) for v in wanted if v not in leaves and v.node is not None]
-    while stack:
-        node, ready = stack.pop()
-        if node in nodes:
-            continue
-        if ready:
-            nodes.setdefault(node)
-            continue
-        stack.append((node, True))
-        stack.extend((v.node, False) for v in node.inputs
-                     if v is not None and v not in leaves and v.node is not None)
-    table = dict(leaves)
-    for node in nodes:
-        inputs = tuple(None if v is None else table[v] for v in node.inputs)
-        fresh = Node(node.op, inputs, node.attrs, node.types, node.where)
-        table.update(zip(node.outputs, fresh.outputs, strict=True))
-    return tuple(table[v] for v in wanted)
 
 
 # ---------------------------------------------------------------- numpy and torch
