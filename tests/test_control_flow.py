@@ -165,3 +165,16 @@ def test_weights_of_a_scan_are_packed_before_it(turns: int, batch: int) -> None:
     own = [s.name for s in loop.body if s.name.startswith("k_pack")]
     first = [s.name for s in lowering.steps if s.name.startswith("k_pack")]
     assert len(own) == 2 and len(first) == (turns > 3)
+
+
+def test_a_loop_that_is_all_of_another_counts_its_own_turns() -> None:
+    """Nothing stands between the two, so no kernel tells them apart."""
+    def body(values: Any, zero: Any) -> Any:
+        def halved(row: Any) -> Any:
+            return tz.while_loop(lambda s: s[1] > 1, lambda s: (s[0] + 1, s[1] / 2), (zero, row))
+
+        return tz.scan(lambda carry, row: (carry, halved(row)), (), values)[1]
+
+    counts, rest = tz.jit(body)(np.array([1, 8, 3, 100], np.float32), np.array(0))
+    np.testing.assert_array_equal(counts, [0, 3, 2, 7])
+    np.testing.assert_array_equal(rest, np.array([1, 1, 0.75, 0.78125], np.float32))

@@ -188,6 +188,7 @@ def test_operators_pickle() -> None:
 
 def test_operators_go_to_another_process() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
+        np.testing.assert_array_equal(pool.apply(tz.relu, (X,)), np.maximum(X, 0))
         np.testing.assert_array_equal(pool.apply(added, (X,), {"y": X}), X + X)
 
 

@@ -26,6 +26,7 @@ from terrazzo.dtypes import (
     uint64,
 )
 from terrazzo.graph.autodiff import grad, jvp, value_and_grad, vjp
+from terrazzo.graph.batching import vmap
 from terrazzo.graph.ir import OPERATORS
 from terrazzo.runtime.profile import profile
 from terrazzo.shapes import dim, dims

@@ -51,7 +51,7 @@ def gradients(outputs: Sequence[Value], cotangents: Sequence[Value | None],
 
 def _gradients(outputs: Sequence[Value], cotangents: Sequence[Value | None],
                inputs: Sequence[Value]) -> list[Value | None]:
-    nodes, dependent = _between(outputs, inputs)
+    nodes, dependent = between(outputs, inputs)
     table: dict[Value, Value] = {}
 
     def accumulate(value: Value | None, gradient: Value | None) -> None:
@@ -71,7 +71,7 @@ def _gradients(outputs: Sequence[Value], cotangents: Sequence[Value | None],
     return [table.get(v) for v in inputs]
 
 
-def _between(outputs: Sequence[Value], inputs: Sequence[Value]
+def between(outputs: Sequence[Value], inputs: Sequence[Value]
              ) -> tuple[list[Node], set[Value]]:
     """The nodes on paths from inputs to outputs, producers first, and the values on such paths."""
     dependent = set(inputs)
@@ -253,23 +253,40 @@ Function = Callable[..., Any]
 
 
 def grad_function(function: Function, argnums: int | Sequence[int] = 0,
-                  has_value: bool = False) -> Function:
+                  has_value: bool = False, has_aux: bool = False) -> Function:
     """A function for tracing: the gradient of `function`, with its value first on request.
 
     Arguments at `argnums` may be nested tuples, lists and dicts of tensors; the gradient has the
-    same nesting. All other arguments go to the function as they are.
+    same nesting. All other arguments go to the function as they are. With `has_aux` the function
+    answers (value, more), and `more` is handed on: (value, more), gradient or gradient, more.
     """
 
     def traced(*args: Any, **kwargs: Any) -> Any:
         def pull(result: Any) -> tuple[list[Value], list[Value | None]]:
-            value = as_value(result)
-            _check_scalar(value, _name(function))
+            value = as_value(_first(result, function) if has_aux else result)
+            _check_scalar(value, function_name(function))
             return [value], [_filled(value.type, 1)]
 
         result, found = _differentiate(function, argnums, args, kwargs, pull)
-        return (result, found) if has_value else found
+        if has_value:
+            return result, found
+        return (found, result[1]) if has_aux else found
 
-    return _labelled(traced, "value_and_grad" if has_value else "grad", function)
+    return labelled(traced, "value_and_grad" if has_value else "grad", function)
+
+
+def _first(result: Any, function: Function) -> Any:
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return result[0]
+    raise GradientError(f"{function_name(function)} answers with {_described(result)}, and "
+                        "has_aux=True asks for a pair", where=user_location(),
+                        hint="return (the scalar, whatever else is of interest)")
+
+
+def _described(result: Any) -> str:
+    if isinstance(result, (tuple, list, dict)):
+        return f"a {type(result).__name__} of {len(result)}"
+    return "a single result"
 
 
 def vjp_function(function: Function, argnums: int | Sequence[int] = 0) -> Function:
@@ -277,34 +294,34 @@ def vjp_function(function: Function, argnums: int | Sequence[int] = 0) -> Functi
 
     def traced(*args: Any, **kwargs: Any) -> Any:
         if not args:
-            raise GradientError(f"vjp of {_name(function)} misses the cotangents of its result",
+            raise GradientError(f"vjp of {function_name(function)} misses the cotangents of its result",
                                 where=user_location(), hint="pass them as the last argument")
         *own, cotangents = args
 
         def pull(result: Any) -> tuple[list[Value], list[Value | None]]:
             values, seeds = leaves(result), leaves(cotangents)
             if len(values) != len(seeds):
-                raise GradientError(f"{_name(function)} has {len(values)} results, but "
+                raise GradientError(f"{function_name(function)} has {len(values)} results, but "
                                     f"{len(seeds)} cotangents were given", where=user_location(),
                                     hint="pass one of the same shape for each result")
             pairs = [(as_value(v), as_value(s)) for v, s in zip(values, seeds)]
             for value, seed in pairs:
                 if not all_equal(value.shape, seed.shape):
-                    raise GradientError(f"a result of {_name(function)} is {value.type}, but its "
+                    raise GradientError(f"a result of {function_name(function)} is {value.type}, but its "
                                         f"cotangent is {seed.type}", where=user_location(),
                                         hint="pass one of the same shape for each result")
             return [v for v, _ in pairs], [s for _, s in pairs]
 
         return _differentiate(function, argnums, own, kwargs, pull)[1]
 
-    return _labelled(traced, "vjp", function)
+    return labelled(traced, "vjp", function)
 
 
 def jvp_function(function: Function) -> Function:
     """A function for tracing: (arguments, directions) -> (result, how it changes along them)."""
 
     def traced(primals: Sequence[Any], directions: Sequence[Any]) -> Any:
-        name = _name(function)
+        name = function_name(function)
         given, along = leaves(tuple(primals)), leaves(tuple(directions), none=True)
         if len(given) != len(along):
             raise GradientError(f"{name} was given {len(given)} tensors, but {len(along)} tangents",
@@ -328,7 +345,7 @@ def jvp_function(function: Function) -> Function:
         return (mapped(result, lambda _: next(answers)),
                 mapped(result, lambda _: next(answers)))
 
-    return _labelled(traced, "jvp", function)
+    return labelled(traced, "jvp", function)
 
 
 def _direction(value: Value, tangent: Any, name: str) -> Value:
@@ -351,7 +368,7 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
     def stand_in(leaf: Any) -> Value:
         value = as_value(leaf)
         if not value.dtype.is_float:
-            raise GradientError(f"{_name(function)} cannot be differentiated by an argument of type"
+            raise GradientError(f"{function_name(function)} cannot be differentiated by an argument of type"
                                 f" {value.type}", where=user_location(),
                                 hint="pass a float, or leave this argument out of argnums")
         given.append(value)
@@ -363,7 +380,7 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
     with trace_scope():
         for i in positions:
             if not -len(arguments) <= i < len(arguments):
-                raise GradientError(f"{_name(function)} was called with {len(arguments)} arguments,"
+                raise GradientError(f"{function_name(function)} was called with {len(arguments)} arguments,"
                                     f" and there is none of number {i}", where=user_location(),
                                     hint="count argnums from 0")
             arguments[i] = mapped(arguments[i], stand_in)
@@ -372,19 +389,19 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
         found = [zeros(v.type) if g is None else g
                  for v, g in zip(fresh, gradients(outputs, cotangents, fresh))]
         results = [as_value(leaf) for leaf in leaves(result)]
-        body = Graph(_name(function), tuple(fresh), (*results, *found))
+        body = Graph(function_name(function), tuple(fresh), (*results, *found))
         values = iter(replace_inputs(body, given))
     answer = mapped(result, lambda _: next(values))
     per_argument = [mapped(arguments[i], lambda _: next(values)) for i in positions]
     return answer, per_argument[0] if isinstance(argnums, int) else tuple(per_argument)
 
 
-def _name(function: Function) -> str:
+def function_name(function: Function) -> str:
     return str(getattr(function, "name", "") or getattr(function, "__name__", "function"))
 
 
-def _labelled(derived: Function, transform: str, function: Function) -> Function:
-    derived.__name__ = derived.__qualname__ = f"{transform}_{_name(function)}"
+def labelled(derived: Function, transform: str, function: Function) -> Function:
+    derived.__name__ = derived.__qualname__ = f"{transform}_{function_name(function)}"
     return derived
 
 
@@ -408,7 +425,7 @@ def _by_reference(function: Function) -> Function:
         with trace_scope():
             result = function(*mapped(args, stand_in), **kwargs)
         outputs = tuple(as_value(leaf) for leaf in leaves(result))
-        answers = iter(run(Graph(_name(function), tuple(values), outputs), arrays))
+        answers = iter(run(Graph(function_name(function), tuple(values), outputs), arrays))
         return mapped(result, lambda _: next(answers))
 
     return run_reference
@@ -423,7 +440,7 @@ def install_compiler(compile: Callable[[Function], Function]) -> None:
     _compile = compile
 
 
-def _dispatch(traced: Function) -> Function:
+def dispatch(traced: Function) -> Function:
     """On traced values (or inside a trace) makes nodes; on arrays, compiles and runs."""
     compiled: list[Function] = []
 
@@ -438,14 +455,21 @@ def _dispatch(traced: Function) -> Function:
     return call
 
 
-def grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """The function that computes the gradient of a scalar function by its arguments `argnums`."""
-    return _dispatch(grad_function(function, argnums))
+def grad(function: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
+    """The function that computes the gradient of a scalar function by its arguments `argnums`.
+
+    With `has_aux` the function returns (scalar, more), and the answer is (gradient, more).
+    """
+    return dispatch(grad_function(function, argnums, has_aux=has_aux))
 
 
-def value_and_grad(function: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """Like `grad`, but answers the pair (value, gradient), which share their work."""
-    return _dispatch(grad_function(function, argnums, has_value=True))
+def value_and_grad(function: Function, argnums: int | Sequence[int] = 0,
+                   has_aux: bool = False) -> Function:
+    """Like `grad`, but answers the pair (value, gradient), which share their work.
+
+    With `has_aux` the function returns (scalar, more), and the answer is ((scalar, more), gradient).
+    """
+    return dispatch(grad_function(function, argnums, has_value=True, has_aux=has_aux))
 
 
 def vjp(function: Function, argnums: int | Sequence[int] = 0) -> Function:
@@ -453,7 +477,7 @@ def vjp(function: Function, argnums: int | Sequence[int] = 0) -> Function:
 
     `vjp(f)(x, v)` is v^T J for the Jacobian J of f at x: the gradient of sum(f(x) * v).
     """
-    return _dispatch(vjp_function(function, argnums))
+    return dispatch(vjp_function(function, argnums))
 
 
 def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -468,4 +492,4 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
 @functools.lru_cache(maxsize=64)
 def _pushforward(function: Function) -> Function:
-    return _dispatch(jvp_function(function))
+    return dispatch(jvp_function(function))

@@ -27,7 +27,7 @@ from terrazzo.errors import (
     is_ours,
     user_location,
 )
-from terrazzo.graph.bound import BoundOperator, is_method, of_object, reference
+from terrazzo.graph.bound import BoundOperator, found_at, is_method, of_object, reference
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import call_questions, ordinary
 from terrazzo.nests import flatten, pack
@@ -193,7 +193,7 @@ class Operator:
 
     def __reduce__(self) -> Any:
         if self.family != "user" or self.body is None:
-            return operator_named, (self.name,)
+            return found_at, ("terrazzo", self.name)
         return reference(self, inspect.unwrap(self.body), HOOKS["op"], self.name, self.grad)
 
     def __repr__(self) -> str:
