@@ -113,7 +113,7 @@ class _Composer:
     kernels: int = 0
     loops: int = 0
 
-    def turn(self) -> Var:
+    def next_turn(self) -> Var:
         """The number of a loop's turn, which no other loop counts by."""
         self.loops += 1
         return Var(f"turn{self.loops}")
@@ -265,7 +265,7 @@ def _carried(composer: _Composer, values: Sequence[Value], given: Sequence[Argum
 def _while_loop(composer: _Composer, node: Node, given: Sequence[Argument],
                 targets: Sequence[Argument], top: Index) -> _Steps:
     test, body, count = (node.attrs[k] for k in ("cond_graph", "body_graph", "carries"))
-    turn = composer.turn()
+    turn = composer.next_turn()
     carried, first, top = _carried(composer, body.inputs[:count], given, turn, top)
     now = [*(c.read() for c in carried), *given[count:]]
     flag = Argument("arena", 0, top)
@@ -283,7 +283,7 @@ def _scan(composer: _Composer, node: Node, given: Sequence[Argument],
           targets: Sequence[Argument], top: Index) -> _Steps:
     body, count, rows, length = (node.attrs[k] for k in (
         "body", "carries", "sequences", "length"))
-    turn = composer.turn()
+    turn = composer.next_turn()
     row: Index = length - 1 - turn if node.attrs["reverse"] else turn
     carried, first, top = _carried(composer, body.inputs[:count], given, turn, top)
     xs = [place.at(row * _row_bytes(v)) for v, place in zip(

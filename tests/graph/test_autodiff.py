@@ -318,3 +318,22 @@ def test_jvp_says_what_is_missing() -> None:
         tz.jvp(lambda x: x, (x,), (x[:2],))
     with pytest.raises(NotDifferentiable, match="while_loop"):
         tz.jvp(lambda x: tz.while_loop(lambda s: tz.sum(s) < 1, lambda s: s * 2, x), (x,), (x,))
+
+
+def test_more_beside_the_value() -> None:
+    x = np.array([1.0, 2.0, 3.0], np.float32)
+
+    def loss(x: Any) -> Any:
+        return (x * x).sum(), {"twice": x * 2, "none": None}
+
+    slope, more = tz.grad(loss, has_aux=True)(x)
+    np.testing.assert_array_equal(slope, 2 * x)
+    np.testing.assert_array_equal(more["twice"], 2 * x)
+    assert more["none"] is None
+    (value, more), slope = tz.value_and_grad(loss, has_aux=True)(x)
+    assert value == 14
+    np.testing.assert_array_equal(slope, more["twice"])
+    inside = tz.jit(lambda x: tz.grad(loss, has_aux=True)(x)[1]["twice"] + 1)(x)
+    np.testing.assert_array_equal(inside, 2 * x + 1)
+    with pytest.raises(GradientError, match="asks for a pair"):
+        tz.grad(lambda x: x.sum(), has_aux=True)(x)

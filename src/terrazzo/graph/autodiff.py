@@ -294,8 +294,9 @@ def vjp_function(function: Function, argnums: int | Sequence[int] = 0) -> Functi
 
     def traced(*args: Any, **kwargs: Any) -> Any:
         if not args:
-            raise GradientError(f"vjp of {function_name(function)} misses the cotangents of its result",
-                                where=user_location(), hint="pass them as the last argument")
+            raise GradientError(f"vjp of {function_name(function)} misses the cotangents of its "
+                                "result", where=user_location(),
+                                hint="pass them as the last argument")
         *own, cotangents = args
 
         def pull(result: Any) -> tuple[list[Value], list[Value | None]]:
@@ -307,8 +308,8 @@ def vjp_function(function: Function, argnums: int | Sequence[int] = 0) -> Functi
             pairs = [(as_value(v), as_value(s)) for v, s in zip(values, seeds)]
             for value, seed in pairs:
                 if not all_equal(value.shape, seed.shape):
-                    raise GradientError(f"a result of {function_name(function)} is {value.type}, but its "
-                                        f"cotangent is {seed.type}", where=user_location(),
+                    raise GradientError(f"a result of {function_name(function)} is {value.type}, "
+                                        f"but its cotangent is {seed.type}", where=user_location(),
                                         hint="pass one of the same shape for each result")
             return [v for v, _ in pairs], [s for _, s in pairs]
 
@@ -368,8 +369,8 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
     def stand_in(leaf: Any) -> Value:
         value = as_value(leaf)
         if not value.dtype.is_float:
-            raise GradientError(f"{function_name(function)} cannot be differentiated by an argument of type"
-                                f" {value.type}", where=user_location(),
+            raise GradientError(f"{function_name(function)} cannot be differentiated by an "
+                                f"argument of type {value.type}", where=user_location(),
                                 hint="pass a float, or leave this argument out of argnums")
         given.append(value)
         # What the function captured may be computed from the same value; only what passes through
@@ -380,9 +381,9 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
     with trace_scope():
         for i in positions:
             if not -len(arguments) <= i < len(arguments):
-                raise GradientError(f"{function_name(function)} was called with {len(arguments)} arguments,"
-                                    f" and there is none of number {i}", where=user_location(),
-                                    hint="count argnums from 0")
+                raise GradientError(f"{function_name(function)} was called with {len(arguments)} "
+                                    f"arguments, and there is none of number {i}",
+                                    where=user_location(), hint="count argnums from 0")
             arguments[i] = mapped(arguments[i], stand_in)
         result = function(*arguments, **kwargs)
         outputs, cotangents = pull(result)
@@ -467,7 +468,7 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0,
                    has_aux: bool = False) -> Function:
     """Like `grad`, but answers the pair (value, gradient), which share their work.
 
-    With `has_aux` the function returns (scalar, more), and the answer is ((scalar, more), gradient).
+    With `has_aux` the function returns (scalar, more): the answer is ((scalar, more), gradient).
     """
     return dispatch(grad_function(function, argnums, has_value=True, has_aux=has_aux))
 

@@ -106,8 +106,7 @@ class Rows:
     def with_own_gradient(self, node: Node) -> Sequence[Value]:
         """A composite operator with a gradient rule: one for all rows, with that rule for each."""
         flags = [self.has(v) for v in node.inputs]
-        given = [self.table[v] if v in self.table else v  # type: ignore[index]
-                 for v in node.inputs]
+        given = [None if v is None else self.table.get(v, v) for v in node.inputs]
         size = self.size
 
         def rows_of(values: Sequence[Value | None]) -> tuple[Rows, list[Value | None]]:
@@ -186,7 +185,7 @@ def vmap(function: Function, in_axes: Any = 0, out_axes: Any = 0) -> Function:
             moved = [None if v is None else _to_front(v, axis, name)
                      for v, axis in zip(values, axes)]
             size = _batch_size([v for v in moved if v is not None], name)
-            rows = [leaf if v is None else _row(v) for leaf, v in zip(given, moved)]
+            rows: list[Any] = [leaf if v is None else _row(v) for leaf, v in zip(given, moved)]
             own_args, own_kwargs = pack(structure, rows)
             result = function(*own_args, **own_kwargs)
             results = [as_value(leaf) for leaf in leaves(result)]

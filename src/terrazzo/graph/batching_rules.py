@@ -152,11 +152,9 @@ def _attention(rows: Rows, node: Node) -> Any:
     if any(len(v.type.shape) != 4 for v in node.inputs[:3] if v is not None):
         return None
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    if mask is not None:
-        if rows.has(mask) or len(mask.type.shape) > 2 and mask.type.shape[-3] != 1:
-            return None
-        if len(mask.type.shape) == 4 and mask.type.shape[0] != 1:
-            return None
+    if mask is not None and (rows.has(mask) or (
+            len(mask.type.shape) == 4 and mask.type.shape[0] != 1)):
+        return None
     if any(v is not None and v.type.shape[0] != q.type.shape[0] for v in node.inputs[:3]):
         return None
     flat = [reshape(rows.of(v), shape=(rows.size * v.type.shape[0], *v.type.shape[1:]))

@@ -304,7 +304,7 @@ class Value:
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TracedControlFlow(
             f"x[...] = y would change a traced tensor of type {self.type}, and values never change",
-            where=user_location(), hint="make a new one with tz.where or tz.index_update")
+            where=user_location(), hint="make a new one with x.at[...].set(y) or tz.where")
 
     def _no_python_value(self, what: str) -> Any:
         raise TracedControlFlow(

@@ -15,6 +15,7 @@ from terrazzo.ops import (
     indexing,
     linalg,
     linear_attention,
+    loops,
     loss,
     norm,
     padded,
@@ -53,6 +54,7 @@ __all__ = [
     "indexing",
     "linalg",
     "linear_attention",
+    "loops",
     "loss",
     "norm",
     "padded",
@@ -79,4 +81,5 @@ PUBLIC = {
     "pow": elementwise.power,
     "einsum": contract.einsum,
     **{name: getattr(control, name) for name in ("cond", "while_loop", "scan")},
+    **{name: getattr(loops, name) for name in ("fori_loop", "associative_scan")},
 }

@@ -290,10 +290,14 @@ def _scatter_gradients(x: Value, updates: Value, result: Value, g: Any, reduce: 
                        scatter: Callable[[Value, Value, str], Value]) -> tuple[Value, Value]:
     """Gradients by x and by the updates, for any way of addressing.
 
-    Those that share a maximum share its gradient. An update of 0 has no gradient through "mul".
+    Of updates that are set at the same place the last has the gradient. Those that share a maximum
+    share its gradient. An update of 0 has no gradient through "mul".
     """
     if reduce == "set":
-        return scatter(g, full(shape=updates.shape, value=0, dtype=g.dtype), "set"), gather(g)
+        order = reshape(arange(start=num_elements(updates.shape)), shape=updates.shape)
+        last = scatter(full(shape=x.shape, value=-1, dtype=order.dtype), order, "set")
+        return (scatter(g, full(shape=updates.shape, value=0, dtype=g.dtype), "set"),
+                where(equal(gather(last), order), gather(g), 0))
     if reduce == "add":
         return g, gather(g)
     if reduce == "mul":

@@ -7,6 +7,7 @@ from typing import Any
 
 from terrazzo.graph.ir import OPERATORS, Operator, Value
 from terrazzo.ops.numpy_calls import array_function, rounded, ufunc
+from terrazzo.ops.updates import At
 
 _BINARY = {
     "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide",
@@ -66,7 +67,8 @@ def install() -> None:
         "__round__": lambda self, digits=None: rounded(self, digits or 0), "round": rounded,
         "__array_ufunc__": ufunc, "__array_function__": array_function,
         "reshape": _reshape, "view": _reshape, "transpose": _transpose, "permute": _transpose,
-        "T": property(_transpose), "mT": property(lambda x: OPERATORS["matrix_transpose"](x))}
+        "at": property(At), "T": property(_transpose),
+        "mT": property(lambda x: OPERATORS["matrix_transpose"](x))}
     for short, name in _BINARY.items():
         methods[f"__{short}__"] = _forward(name)
         methods[f"__r{short}__"] = _forward(name, swap=True)
