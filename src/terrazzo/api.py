@@ -115,7 +115,7 @@ class Compiled:
         """Find out what the arguments are, compile if need be, run."""
         leaves, rebuild = self.arguments(args, kwargs)
         if any(isinstance(leaf, Value) for leaf in leaves):
-            return rebuild.call(leaves)
+            return self.function(*args, **kwargs)
         entry = self.family(leaves, rebuild, table).entry(leaves, table)
         flat = None if kwargs else fastcall.key_of(args)
         if len(table.entries) >= MOST_ENTRIES:
@@ -411,7 +411,7 @@ def _type_of(x: Any) -> TensorType:
 
 
 def _as_arrays(leaves: Sequence[Any]) -> list[Any]:
-    """Arrays stay; Python numbers become 0-d arrays of the type they take among the others."""
+    """Arrays stay; Python numbers become 0-d arrays, wide enough for what they meet."""
     types = [_dtype(a) for a in leaves if fastcall.is_array(a) or isinstance(a, Value)]
     result = []
     for leaf in leaves:
@@ -420,7 +420,8 @@ def _as_arrays(leaves: Sequence[Any]) -> list[Any]:
         elif fastcall.is_array(leaf) or isinstance(leaf, Value):
             result.append(leaf)
         elif isinstance(leaf, _NUMBERS):
-            result.append(_number(leaf, result_type(leaf, *types)))
+            kind = result_type(leaf, *types)
+            result.append(_number(leaf, kind.compute if kind.is_float else kind))
         else:
             try:
                 array = np.asarray(leaf)
@@ -505,7 +506,8 @@ def _flatten(x: Any, mode: str, leaves: list[Any]) -> Any:
             or (mode == "tensors" and isinstance(x, _NUMBERS)))
     if leaf:
         leaves.append(x)
-        return ("leaf", None)
+        number = isinstance(x, _NUMBERS) and not isinstance(x, np.generic)
+        return ("number" if number else "leaf", None)
     if isinstance(x, (tuple, list)) and mode != "keyword":
         return (type(x), tuple(_flatten(item, mode, leaves) for item in x))
     if isinstance(x, dict) and mode == "any":
@@ -517,6 +519,11 @@ def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     kind, content = structure
     if kind == "leaf":
         return next(leaves)
+    if kind == "number":
+        value = next(leaves)
+        if isinstance(value, Value):
+            value.is_number = True
+        return value
     if kind == "static":
         return content
     if kind is dict:
@@ -528,8 +535,8 @@ def _unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
 def _frozen(structure: Any) -> Hashable:
     """A structure that can be a key: plain data by value, graphs and arrays by their content."""
     kind, content = structure
-    if kind == "leaf":
-        return None
+    if kind == "leaf" or kind == "number":
+        return kind
     if kind is dict:
         return (kind, *((k, _frozen(v)) for k, v in content))
     if kind != "static":

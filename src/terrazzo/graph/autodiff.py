@@ -330,7 +330,7 @@ def jvp_function(function: Function) -> Function:
                                 "not change")
         with trace_scope():
             values = [as_value(leaf) for leaf in given]
-            fresh = [Value(v.type, name=v.name) for v in values]
+            fresh = [Value(v.type, name=v.name, is_number=v.is_number) for v in values]
             pairs = [(v, None if t is None or not v.dtype.is_float else _direction(v, t, name))
                      for v, t in zip(fresh, along, strict=True)]
             stand_ins = iter(fresh)
@@ -375,7 +375,7 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
         given.append(value)
         # What the function captured may be computed from the same value; only what passes through
         # the argument counts, so the argument is a value of its own.
-        fresh.append(Value(value.type, name=value.name))
+        fresh.append(Value(value.type, name=value.name, is_number=value.is_number))
         return fresh[-1]
 
     with trace_scope():

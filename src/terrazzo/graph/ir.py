@@ -219,12 +219,15 @@ class Node:
 class Value:
     """A tensor in a graph: an input, or an output of a node. Behaves like an array in a trace."""
 
-    __slots__ = ("__weakref__", "index", "name", "node", "type")
+    __slots__ = ("__weakref__", "index", "is_number", "name", "node", "type")
     __array_priority__ = 1000
     __hash__ = object.__hash__
 
-    def __init__(self, type: TensorType, node: Node | None = None, index: int = 0, name: str = ""):
+    def __init__(self, type: TensorType, node: Node | None = None, index: int = 0, name: str = "",
+                 is_number: bool = False):
         self.type, self.node, self.index, self.name = type, node, index, name
+        # Stands for a Python number that was passed: it takes the type of what it meets.
+        self.is_number = is_number
 
     @property
     def shape(self) -> Shape:
@@ -520,19 +523,51 @@ def is_tensor(x: Any) -> bool:
 
 
 def _is_number(x: Any) -> bool:
+    """Whether something is a number of Python's, or stands for one."""
+    if type(x) is Value:
+        return x.is_number
     return isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic)
+
+
+_OF_KIND: dict[str, Any] = {"b": True, "i": 1, "u": 1, "f": 1.0, "c": 1j}
+
+
+def _joint_type(tensors: Sequence[Any]) -> DType:
+    """The type in which numbers and tensors meet, numbers being weak."""
+    numbers = [t for t in tensors if _is_number(t)]
+    typed = [_dtype_of(t) for t in tensors if t is not None and not _is_number(t)]
+    if not typed:  # arithmetic of numbers alone keeps their digits
+        typed = [t.dtype for t in numbers if isinstance(t, Value)]
+    return result_type(*typed, *(_OF_KIND[t.dtype.kind] if isinstance(t, Value) else t
+                                 for t in numbers))
+
+
+def _in_type(number: Any, dtype: DType) -> Value:
+    """A number, or what stands for one, as a value of some type."""
+    if not isinstance(number, Value):
+        return as_value(number, dtype)
+    if number.dtype is dtype:
+        return number
+    return apply(operator_named("astype"), [number], {"dtype": dtype})
 
 
 def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """Make a node; answers its value, or a tuple of values."""
     number_type = None
-    if op.unify and any(_is_number(t) for t in tensors):
-        number_type = result_type(*(t if _is_number(t) else _dtype_of(t)
-                                    for t in tensors if t is not None))
+    among_numbers = False
+    if op.unify and any(map(_is_number, tensors)):
+        number_type = _joint_type(tensors)
         if _needs_room(op, tensors, number_type):
             return _in_wider_type(op, tensors, attrs, number_type)
-    values = [None if t is None else as_value(t, number_type if _is_number(t) else None)
-              for t in tensors]
+        among_numbers = op.name in _OF_NUMBERS and all(map(_is_number, tensors))
+    elif op.family == "user" and any(map(_is_number, tensors)):
+        tensors, meets_another = _numbers_for_body(op, tensors)
+        if meets_another:
+            return pack(*reversed(_opened(op, tensors, attrs)))
+    values = [None if t is None else as_value(t) if number_type is None or not _is_number(t) else
+              _in_type(t, number_type) for t in tensors]
+    if op.body is not None:  # what it means must not change with what is passed later
+        values = [None if v is None else _typed(v) for v in values]
     types = [None if v is None else v.type for v in values]
     if call_questions() is not None:
         from terrazzo.graph.sizes import plain
@@ -554,18 +589,52 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
     for type in node.types:
         for size in type.shape:
             ordinary(size)
+    if among_numbers:
+        for value in node.outputs:
+            value.is_number = True
     return pack(structure, node.outputs)
+
+
+def _numbers_for_body(op: Operator, tensors: Sequence[Any]) -> tuple[list[Any], bool]:
+    """The inputs of a user's operator, and whether its body is to be opened where it is called.
+
+    Then numbers meet tensors inside as they do outside. An operator with a gradient rule stays
+    whole, and gets numbers in the type of the tensors.
+    """
+    joint = _joint_type(tensors)
+    if op.grad is not None:
+        return [_in_type(t, joint) if _is_number(t) else t for t in tensors], False
+    values = [_as_number(_in_type(t, joint.compute)) if _is_number(t) else t for t in tensors]
+    floats = {_dtype_of(t) for t in tensors if t is not None and not _is_number(t)}
+    others = {t for t in floats if t.is_float} - {joint.compute}
+    return values, bool(others) or any(type(t) is Value and t.is_number for t in tensors)
+
+
+def _as_number(made: Value) -> Value:
+    """A value that was made for a number, as one that stands for it."""
+    made.is_number = True
+    return made
+
+
+def _typed(value: Value) -> Value:
+    """A value that keeps its type wherever it goes."""
+    if not value.is_number:
+        return value
+    return apply(operator_named("astype"), [value], {"dtype": value.dtype})
 
 
 # Of these, the result depends on more digits of a number than a half type has.
 _ARITHMETIC = frozenset({"add", "subtract", "multiply", "divide", "power", "remainder", "fmod",
                          "atan2", "hypot"})
+# What Python does with numbers alone, which gives a number again.
+_OF_NUMBERS = frozenset({"add", "subtract", "multiply", "divide", "power", "remainder",
+                         "floor_divide", "negative", "absolute"})
 
 
 def _needs_room(op: Operator, tensors: Sequence[Any], dtype: DType) -> bool:
     """Whether a Python number would be rounded to the half type of the tensors it meets."""
     return op.name in _ARITHMETIC and dtype.is_float and dtype.compute is not dtype and any(
-        _is_number(t) and _is_rounded(t, dtype) for t in tensors)
+        _is_number(t) and (isinstance(t, Value) or _is_rounded(t, dtype)) for t in tensors)
 
 
 def _is_rounded(number: Any, dtype: DType) -> bool:
@@ -582,7 +651,7 @@ def _in_wider_type(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any
                    ) -> Any:
     """Half types are storage: 0.1 is what it is in the type of the arithmetic, as in torch."""
     astype = operator_named("astype")
-    wide = [None if t is None else as_value(t, dtype.compute) if _is_number(t) else
+    wide = [None if t is None else _in_type(t, dtype.compute) if _is_number(t) else
             apply(astype, [t], {"dtype": dtype.compute}) for t in tensors]
     return apply(astype, [apply(op, wide, attrs)], {"dtype": dtype})
 
