@@ -49,7 +49,7 @@ def test_reads_the_environment(name: str, text: str, value: Any) -> None:
         ("TZ_THREADS", "-1", "at least 0"),
         ("TZ_VECTOR_BITS", "100", "0, 128, 256, 512"),
         ("TZ_CACHE", "maybe", "0 or 1"),
-        ("TZ_DUMP", "loop,tokens", "graph, expr, loop, llvm, asm"),
+        ("TZ_DUMP", "loop,tokens", "graph, canonical, expr, schedule, loop, llvm, asm"),
         ("TZ_DYNAMIC", "sometimes", "auto, never, always"),
         ("TZ_OPT_LEVEL", "most", "basic, extended, layout, all"),
     ],

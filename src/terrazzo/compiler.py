@@ -382,11 +382,16 @@ def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, key: str,
     progress.doing("rewriting")
     graph = inlined(graph, options=options)  # a composite operator's name does not tell its body
     controlled = needs_host(graph)
+    if controlled:
+        for level in _dumped(options):
+            if is_native(graph) or level in _WHOLE:  # parts that the host calls show themselves
+                print(graph_level(graph, level, options, chip))
     if controlled and not is_native(graph):
         return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options))
     lowering = Lowering(graph, chip, strides, options, is_inlined=True)
     if not controlled:
-        _dump(lowering)
+        for level in _dumped(options):
+            print(level_text(lowering, level))
     key = key or graph_key(lowering, notes)
     known = load_compiled(key, options)
     if known is not None:
@@ -434,9 +439,9 @@ def load_compiled(key: str, options: Options) -> Executable | None:
     return None
 
 
-def _dump(lowering: Lowering) -> None:
-    for level in filter(None, lowering.options.settings.dump.split(",")):
-        print(level_text(lowering, level))
+def _dumped(options: Options) -> Iterator[str]:
+    """The levels that are to be printed, whether what is compiled is in the cache or not."""
+    return filter(None, options.settings.dump.split(","))
 
 
 # The levels of each target, from the top down.
@@ -447,19 +452,22 @@ LEVELS_OF = {
 _WHOLE = ("graph", "canonical")  # levels that hold control flow as it is
 
 
-def graph_level(graph: Graph, level: str) -> str:
+def graph_level(graph: Graph, level: str, options: Options | None = None,
+                chip: ChipSpec | None = None) -> str:
     """One level of a graph's compilation as text; below control flow, of each part by itself."""
     from terrazzo.control_flow import ControlLowering, is_native
     from terrazzo.runtime.hosted import compiled_parts, needs_host
 
-    flat, options = inlined(graph), Options.now()
+    options = options or Options.now()
+    chip = chip or options.chip()
+    flat = inlined(graph, options=options)
     if level in _WHOLE or not needs_host(flat):
-        return level_text(Lowering(graph, host()), level)
+        return level_text(Lowering(graph, chip, options=options), level)
     if level in ("llvm", "asm") and is_native(flat):
-        text = ControlLowering(flat, options.chip(), options).llvm
-        return text if level == "llvm" else jit.assembly(text, options.chip())
+        text = ControlLowering(flat, chip, options).llvm
+        return text if level == "llvm" else jit.assembly(text, chip)
     parts = [f"# {g.name}: a part of {graph.name}, inside or between control flow\n"
-             + level_text(Lowering(g, host()), level) for g in compiled_parts(flat)]
+             + level_text(Lowering(g, chip, options=options), level) for g in compiled_parts(flat)]
     return "\n\n".join(parts)
 
 

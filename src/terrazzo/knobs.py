@@ -28,7 +28,7 @@ from typing import Any
 from terrazzo.errors import KnobError
 
 _log = logging.getLogger("terrazzo")
-DUMP_LEVELS = ("graph", "expr", "loop", "llvm", "asm")
+DUMP_LEVELS = ("graph", "canonical", "expr", "schedule", "loop", "llvm", "asm")
 
 _BOOLEANS = {
     "1": True, "true": True, "yes": True, "on": True,

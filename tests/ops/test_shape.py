@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from checking import check, check_gradient, draw, op
 
+import terrazzo as tz
 from terrazzo.dtypes import float32
 from terrazzo.errors import (
     ArgumentError,
@@ -251,3 +252,13 @@ ERRORS: list[tuple[Callable[[Value], Any], type[Exception], str]] = [
 def test_errors(function: Callable[[Value], Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         function(Value(TensorType((3, 4), float32)))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_as_many_slices_as_there_are(size: int) -> None:
+    x = np.arange(2.0 * size, dtype=np.float32).reshape(2, size)
+    slices = tz.unstack(x, axis=1)
+    assert isinstance(slices, tuple) and len(slices) == size
+    assert len(tz.jit(lambda x: tz.unstack(x, axis=1))(x)) == size
+    assert tz.jit(lambda x: len(tz.unstack(x, axis=1)) * tz.ones_like(x))(x).shape == x.shape
+    assert len(tz.split(x, (), axis=1)) == 1

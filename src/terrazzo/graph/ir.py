@@ -762,6 +762,8 @@ def format_graph(graph: Graph) -> str:
         results = ", ".join(f"{names[v]}: {v.type}" for v in node.outputs)
         lines.append(f"    {results} = {node.op.name}({', '.join(args)})")
     lines.append("    return " + ", ".join(names[v] for v in graph.outputs))
+    for inner in (a for node in graph.nodes for a in node.attrs.values() if isinstance(a, Graph)):
+        lines += [f"    {line}" for line in format_graph(inner).splitlines()]
     return "\n".join(lines)
 
 
