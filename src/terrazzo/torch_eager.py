@@ -107,7 +107,10 @@ def _rules(torch: Any) -> dict[str, Rule]:
             raise KeyError("rms_norm over another axis")
         return nn.rms_norm(x, x.shape[-1:], weight, eps)
 
-    def attention(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool, scale: Any) -> Any:
+    def attention(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool, scale: Any,
+                  unseen: str) -> Any:
+        if unseen != "zeros":
+            raise KeyError("attention that gives nan where torch's gives zeros")
         return nn.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
     def sliced(x: Any, *, starts: Any, stops: Any, steps: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from checking import (
@@ -168,19 +170,52 @@ def test_rotary_embedding_of_an_odd_size_is_refused():
         infer(op("rotary_embedding"), *(TensorType((3, 5), float32) for _ in range(3)))
 
 
-def test_a_query_that_sees_no_key_gets_zeros(rng: np.random.Generator) -> None:
-    """From every form of attention alike; a softmax by itself has nothing to answer."""
-    q, k, v = (rng.normal(size=(1, 2, n, 8)).astype(np.float32) for n in (4, 5, 5))
-    seen = np.ones((4, 5), bool)
-    seen[1] = False
-    added = np.where(seen, 0, -np.inf).astype(np.float32)
-    written = tz.jit(lambda q, k, v, m: tz.softmax(
-        tz.matmul(q, tz.permute_dims(k, axes=(0, 1, 3, 2))) * 8 ** -0.5 + m) @ v)
+def written(q: Any, k: Any) -> Any:
+    return tz.matmul(q, tz.permute_dims(k, axes=(0, 1, 3, 2))) * 8 ** -0.5
+
+
+def guarded(scores: Any, v: Any) -> Any:
+    soft = tz.softmax(scores)
+    return tz.where(tz.isnan(soft), 0.0, soft) @ v
+
+
+LOWEST = float(np.finfo(np.float32).min)
+# How attention is written, and what a query gives that sees no key.
+FORMS: dict[str, tuple[Any, str]] = {
+    "operator": (tz.scaled_dot_product_attention, "zeros"),
+    "operator, by a number": (lambda q, k, v, m: tz.scaled_dot_product_attention(
+        q, k, v, tz.where(m, 0.0, -np.inf)), "zeros"),
+    "operator, as softmax": (lambda q, k, v, m: tz.scaled_dot_product_attention(
+        q, k, v, m, unseen="nan"), "nan"),
+    "added": (lambda q, k, v, m: tz.softmax(written(q, k) + tz.where(m, 0.0, -np.inf)) @ v, "nan"),
+    "chosen": (lambda q, k, v, m: tz.softmax(tz.where(m, written(q, k), -np.inf)) @ v, "nan"),
+    "guarded": (lambda q, k, v, m: guarded(tz.where(m, written(q, k), -np.inf), v), "zeros"),
+    "added lowest": (lambda q, k, v, m: tz.softmax(
+        written(q, k) + tz.where(m, 0.0, LOWEST)) @ v, "mean"),
+    "chosen lowest": (lambda q, k, v, m: tz.softmax(
+        tz.where(m, written(q, k), LOWEST)) @ v, "mean"),
+}
+
+
+@pytest.mark.parametrize("queries", [1, 4, 40])  # other kernels
+@pytest.mark.parametrize("name", FORMS)
+def test_a_query_that_sees_no_key(name: str, queries: int, rng: np.random.Generator) -> None:
+    """Each form gives the same whether it is recognised or not."""
+    q, k, v = (rng.normal(size=(1, 2, n, 8)).astype(np.float32) for n in (queries, 5, 5))
+    seen = rng.random((queries, 5)) < 0.7
+    seen[:, 0] = True
+    seen[queries // 2] = False
+    form, gives = FORMS[name]
+    made = {}
     for level in ("none", "all"):
         with tz.knobs.override(opt_level=level):
-            for mask in (seen, added):
-                found = tz.scaled_dot_product_attention(q, k, v, mask)
-                assert not found[:, :, 1].any() and np.isfinite(found).all()
-                assert found[:, :, 0].any()
-    assert not written(q, k, v, added)[:, :, 1].any()
-    assert np.isnan(tz.softmax(added)[1]).all()
+            made[level] = tz.jit(lambda *xs: form(*xs))(q, k, v, seen)
+            row = made[level][:, :, queries // 2]
+            wanted = {"zeros": np.zeros_like(row), "nan": np.full_like(row, np.nan),
+                      "mean": v.mean(2)}[gives]
+            np.testing.assert_allclose(row, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(made["all"], made["none"], rtol=1e-5, atol=1e-6)
+    with tz.knobs.override(opt_level="all"):
+        shown = tz.op(lambda q, k, v, m: form(q, k, v, m), name="test_form").lower(
+            q, k, v, seen, "canonical")
+    assert "scaled_dot_product_attention(" in shown, "it is recognised"

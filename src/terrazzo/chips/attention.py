@@ -64,6 +64,7 @@ class Attention:
     size: Index  # of a query and a key
     value_size: Index
     causal: bool
+    nan_if_unseen: bool  # what a query that sees no key gives: nan, or zeros
     scale: Scalar
     wide: DType  # what is computed in
 
@@ -83,7 +84,7 @@ class Attention:
             causal = q.tensor.shape[-2] != 1
         return Attention(q, k, v, rest[0] if rest else None, out, tuple(batch), heads,
                          1 if one_to_one else heads // kv_heads, queries, keys, size, value_size,
-                         causal, _scale(attrs["scale"], size, wide), wide)
+                         causal, attrs["unseen"] == "nan", _scale(attrs["scale"], size, wide), wide)
 
     @property
     def params(self) -> tuple[Buffer, ...]:
@@ -117,7 +118,9 @@ class Attention:
         return where(vanishes, self.const(0), call("exp", where(vanishes, least, score)))
 
     def inverse(self, total: Scalar) -> Scalar:
-        """1 / total; a query that saw no key has sums of 0, and they stay 0."""
+        """1 / total; a query that saw no key has sums of 0, which stay 0 or become nan."""
+        if self.nan_if_unseen:
+            return self.const(1) / total
         return self.const(1) / where(call("eq", total, self.const(0)), 1.0, total)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.dtypes import int64, promote
-from terrazzo.errors import RankError, ShapeError, user_location
+from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value
 from terrazzo.index import Index
 from terrazzo.index.guards import ask, granted, known, multiple
@@ -25,14 +25,19 @@ from terrazzo.shapes import dims_text
 
 @operator(family="attention", keep_whole=True)
 def scaled_dot_product_attention(q: Any, k: Any, v: Any, mask: Any = None, *,
-                                 causal: bool = False, scale: float | None = None) -> Any:
+                                 causal: bool = False, scale: float | None = None,
+                                 unseen: str = "zeros") -> Any:
     """softmax(q k^T * scale + mask) v, for q [..., heads, queries, size] and k, v [..., kv heads,
     keys, size]; several heads of q may share one of k and v, as in grouped-query attention.
 
     A boolean mask says which keys take part; any other is added to the scores. `causal` lets a
     query see keys up to its own place, counted from the first. A query that sees no key gives
-    zeros. The scale is 1 / sqrt(size) unless given; scores are kept in float32.
+    zeros, or nan (`unseen`), as a softmax does. The scale is 1 / sqrt(size) unless given; scores
+    are kept in float32.
     """
+    if unseen not in ("zeros", "nan"):
+        raise ArgumentError(f"unseen={unseen!r} is neither 'zeros' nor 'nan'",
+                            where=user_location())
     shared = _shared_heads(q, k, v)
     if shared != 1:
         kv_heads = k.shape[-3]
@@ -40,9 +45,9 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, mask: Any = None, *,
         k_group, v_group = (in_shape(x, (*x.shape[:-2], 1, *x.shape[-2:])) for x in (k, v))
         if mask is not None:
             mask = _grouped_mask(mask, kv_heads, shared)
-        y = _attend(q_group, k_group, v_group, mask, causal, scale)
+        y = _attend(q_group, k_group, v_group, mask, causal, scale, unseen)
         return in_type(in_shape(y, (*y.shape[:-4], q.shape[-3], *y.shape[-2:])), q.dtype)
-    return in_type(_attend(q, k, v, mask, causal, scale), q.dtype)
+    return in_type(_attend(q, k, v, mask, causal, scale, unseen), q.dtype)
 
 
 def _shared_heads(q: Value, k: Value, v: Value) -> Index:
@@ -77,7 +82,7 @@ def _grouped_mask(mask: Value, kv_heads: Index, shared: Index) -> Value:
 
 
 def _attend(q: Value, k: Value, v: Value, mask: Value | None, causal: bool,
-            scale: float | None) -> Value:
+            scale: float | None, unseen: str) -> Value:
     wide_q, wide_k, wide_v = widened(q), widened(k), widened(v)
     scores = batch_matmul(wide_q, wide_k, transpose_y=True)
     scores = scores * _scale(q.shape[-1], scale, scores)
@@ -92,7 +97,8 @@ def _attend(q: Value, k: Value, v: Value, mask: Value | None, causal: bool,
         scores = where(mask, scores, -math.inf)
     else:
         scores = scores + in_type(mask, scores.dtype)
-    return batch_matmul(safe_softmax(scores, axis=-1), wide_v)
+    soft = softmax if unseen == "nan" else safe_softmax
+    return batch_matmul(soft(scores, axis=-1), wide_v)
 
 
 def _scale(size: Index, given: float | None, like: Value) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.graph.ir import Node, Value
+from terrazzo.graph.ir import Node, Value, as_value
 from terrazzo.graph.passes.parts import made_by, op, operands
 from terrazzo.graph.rewrite import (
     P,
@@ -92,7 +92,11 @@ def _is_causal(mask: np.ndarray | None, queries: Any, keys: Any) -> bool:
 
 
 def _masked(scores: Value) -> tuple[Value, Value | None]:
-    """Scores before masking, and the mask: booleans that say what is seen, or what is added."""
+    """Scores before masking, and the mask: booleans that say what is seen, or what is added.
+
+    A number that hides swallows the score it is added to. So it may be added where it was put in
+    the score's place; and a row of nothing else then has equal weights, as it is written.
+    """
     node = made_by(scores, "add")
     if node is not None:
         for whole, mask in (operands(node), operands(node)[::-1]):
@@ -103,8 +107,16 @@ def _masked(scores: Value) -> tuple[Value, Value | None]:
         seen, kept, hidden = operands(node)
         number = splat(hidden)
         if kept.shape == scores.shape and number is not None and number <= _HIDDEN:
-            return kept, seen
+            return kept, seen if number == -np.inf else _added(seen, number, kept)
     return scores, None
+
+
+def _added(seen: Value, hidden: float, scores: Value) -> Value:
+    """What is added to scores to hide those that are not seen."""
+    known = constant_array(seen)
+    if known is None:
+        return op("where", seen, 0.0, as_value(np.asarray(hidden, scores.dtype.np)))
+    return as_value(np.where(known, 0.0, hidden).astype(scores.dtype.np))
 
 
 def _factors(product: Node) -> tuple[Value, Value] | None:
@@ -120,7 +132,8 @@ def _factors(product: Node) -> tuple[Value, Value] | None:
 def _attention(weights: Value, v: Value, node: Node) -> Value | None:
     if node.attrs.get("transpose_x") or node.attrs.get("transpose_y") or v.ndim < 2:
         return None
-    soft = made_by(_without_guard(weights), "softmax")
+    unguarded = _without_guard(weights)
+    soft = made_by(unguarded, "softmax")
     if soft is None or soft.attrs["axis"] not in (-1, weights.ndim - 1):
         return None
     scores = operands(soft)[0]
@@ -141,7 +154,8 @@ def _attention(weights: Value, v: Value, node: Node) -> Value | None:
         k, v = groups
     return op("scaled_dot_product_attention", q, k, v,
                *([] if mask is None or causal else [mask]), causal=causal,
-               scale=float(scale * by_q * by_k))
+               scale=float(scale * by_q * by_k),
+               unseen="zeros" if mask is None or causal or unguarded is not weights else "nan")
 
 
 # ---------------------------------------------------------------- a transpose through merged axes
