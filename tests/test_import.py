@@ -67,3 +67,9 @@ def test_any_name_may_be_the_first(first: str) -> None:
     ) == "Knobs True False"
     assert run_python("from terrazzo import *; print(relu, knobs is not None)") == (
         "<operator relu(x)> True")
+
+
+@pytest.mark.parametrize("module", ["api", "verifier", "compiler", "captures", "te"])
+def test_any_module_may_be_the_first(module: str) -> None:
+    assert run_python(f"import terrazzo.{module} as m, terrazzo as tz; "
+                      f"print(m is tz.{module}, tz.relu)") == "True <operator relu(x)>"

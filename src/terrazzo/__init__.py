@@ -5,6 +5,7 @@ the package loads that part alone, as Triton does its backend.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 # `knobs` here, as the module of the same name would take its place.
@@ -23,6 +24,8 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted({*_load(), "knobs"})
     if not name.startswith("__"):
+        if find_spec(f"terrazzo.{name}") is not None:  # no public name is also a module's
+            return import_module(f"terrazzo.{name}")
         _load()
         if name in globals():  # also a module, which loading has brought along
             return globals()[name]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import avx2_spec
+from terrazzo.chips.cpu import avx2_spec, host
 from terrazzo.compiler import Lowering, level_text
+from terrazzo.knobs import knobs
 
 
 def loop_text(function: object, *arrays: np.ndarray) -> str:
@@ -54,3 +57,33 @@ def test_what_the_kernel_reads_again_is_not_streamed() -> None:
 
     text = loop_text(function, x)
     assert text.count("# streaming") == 1
+
+
+def channels_last_pool(x: object) -> object:
+    pooled = tz.max_pool(tz.permute_dims(x, axes=(0, 3, 1, 2)), window=3, strides=2, padding=1)
+    return tz.permute_dims(pooled, axes=(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("bits", [bits for bits in (128, 256, 512) if bits <= host().vector_bits])
+@pytest.mark.parametrize("channels", [1, 3, 15, 24, 40, 72, 96, 100, 144, 200, 672])
+def test_columns_of_any_number(channels: int, bits: int, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 9, 7, channels)).astype(np.float32)
+    around = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(around, (3, 3), axis=(1, 2))[:, ::2, ::2]
+    with knobs.override(vector_bits=bits):
+        np.testing.assert_array_equal(tz.jit(channels_last_pool)(x), windows.max((-2, -1)))
+        np.testing.assert_array_equal(tz.jit(lambda x: tz.max(x, axis=(1, 2)))(x), x.max((1, 2)))
+        for axis in (0, (1, 2)):
+            np.testing.assert_allclose(tz.jit(lambda x, a=axis: tz.sum(x * x, axis=a))(x),
+                                       (x.astype(np.float64) ** 2).sum(axis), rtol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [24, 40, 96, 144])
+def test_columns_leave_no_rest_in_memory(channels: int) -> None:
+    """Tiles divide the columns; sums of a vector that is not full are in registers too."""
+    x = np.zeros((1, 9, 7, channels), np.float32)
+    graph = tz.jit(channels_last_pool).graph((x,), {})
+    lowering = Lowering(graph, replace(avx2_spec(cores=2), vector_bits=512))
+    assert "if " not in level_text(lowering, "loop")
+    stores = level_text(lowering, "llvm").count("call void @llvm.masked.store")
+    assert stores == (channels % 16 > 0)

@@ -241,9 +241,20 @@ def _column_tile(stage: Tensor, chip: ChipSpec) -> int:
     return chip.lanes(max(stage.dtype.compute.bits, 32)) * COLUMN_TILE_VECTORS
 
 
+def _even_tile(tile: int, extent: Index) -> int:
+    """A tile of about the size given that leaves no rest, if there is one: rests are slow."""
+    if not isinstance(extent, int) or extent % tile == 0:
+        return tile
+    if extent <= 2 * tile:
+        return max(extent, 1)
+    lanes = tile // COLUMN_TILE_VECTORS
+    vectors = (n for n in (5, 6, 3, 7, 8, 2) if extent % (n * lanes) == 0)
+    return next(vectors, 0) * lanes or tile
+
+
 def _columns(stage: Tensor, along: Axis, chip: ChipSpec) -> Schedule:
     """Sums down columns: a few vectors of columns stay in registers while rows stream by."""
-    width = _column_tile(stage, chip)
+    width = _even_tile(_column_tile(stage, chip), along.extent)
     reduced = _reduced(stage)
     name = along.var.name
     others = [a.var.name for a in stage.axes if a is not along]
@@ -289,7 +300,7 @@ def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis 
         before = [a for a in (inner, *rest) if a is not vector]
         s = _summed_in_blocks(s, partial, before, vector)
         return fresh, s.vectorize(final, again)
-    columns, tile = along.var.name, _column_tile(stage, chip)
+    columns, tile = along.var.name, _even_tile(_column_tile(stage, chip), along.extent)
     s = s.split(partial, along, tile)
     s = s.reorder(partial, part, *others, f"{columns}.o", inner, *rest, f"{columns}.i")
     s = s.fuse(partial, part, *others, f"{columns}.o", fused="task")

@@ -62,7 +62,7 @@ class Lanes:
     iota: Val | None = None  # the variable's values as a vector, made when first needed
     aligned: Store | None = None  # the streaming store whose vectors lie on their boundaries
     bypass: Val | None = None  # whether it does go past the caches; None: it does
-    alone: bool = False  # only the first lane is alive
+    live: int | None = None  # how many lanes the mask keeps, if it is the same number always
     even: bool = False  # vectors begin at multiples of their width
 
 
@@ -413,7 +413,23 @@ class VectorCode(ScalarCode):
         return bundle([self.b.gep(elem, first, u * self.lanes.width)
                        for u in range(self.lanes.count)])
 
+    def ends_in_room(self, buffer: Buffer, index: Index) -> bool:
+        """Whether lanes that are not alive lie behind a local buffer, where there is room for them.
+
+        Reading and writing them, too, keeps sums of columns in registers: a masked store would
+        keep the whole buffer in memory, and a load after it waits until it is there.
+        """
+        lanes = self.lanes
+        if lanes.live is None or lanes.count > 1 or lanes.base.literal is None or (
+                buffer not in self.e.roomy):
+            return False
+        first = substitute(index, {lanes.var: lanes.base.literal})
+        return isinstance(first, int) and first % lanes.width == 0 and (
+            first + lanes.live == buffer.size)
+
     def contiguous(self, source: Buffer, index: Index, elem: str, guard: Val | None) -> Val:
+        if guard is self.lanes.mask and self.ends_in_room(source, index):
+            guard = None
         return self.vectors(self.pointer(source, index, elem), source, elem, guard)
 
     def vectors(self, pointer: Val, source: Buffer, elem: str, guard: Val | None) -> Val:
@@ -539,6 +555,8 @@ class VectorCode(ScalarCode):
         if isinstance(step, int) and step == 1:
             assert not isinstance(index, Scalar)
             pointer = self.pointer(buffer, index, elem)
+            if mask is self.lanes.mask and self.ends_in_room(buffer, index):
+                mask = None
             if stmt.reduce is not None:
                 old = from_memory(self.b, self.contiguous(buffer, index, elem, mask), dtype)
                 value = combine(self.b, stmt.reduce, old, value, dtype)
@@ -551,7 +569,7 @@ class VectorCode(ScalarCode):
                            lambda: self.b.store(data, pointer, align))
             elif mask is None:
                 self.b.store(data, pointer, align)
-            elif self.lanes.alone and stmt.mask is None:
+            elif self.lanes.live == 1 and stmt.mask is None:
                 # LLVM makes one lane of a truncating masked store as wide as it was before.
                 self.b.store(self.b.extract(data, 0), pointer, align)
             else:

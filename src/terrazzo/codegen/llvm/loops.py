@@ -81,6 +81,7 @@ class LoopEmitter:
         # Stores that bypass the caches: only where we know how to order them again.
         self.may_stream = chip.llvm_triple.startswith("x86_64")
         self.streamed = False
+        self.roomy: set[Buffer] = set()  # local ones: a last vector may reach past their end
 
     # ------------------------------------------------------------ functions
     def function(self, function: Function) -> None:
@@ -125,7 +126,10 @@ class LoopEmitter:
             buffer = alloc.buffer
             size = bounds(buffer.size)[1]
             if size is not None and size * buffer.dtype.itemsize <= STACK_LIMIT:
-                elem = memory_type(buffer.dtype)
+                elem, lanes = memory_type(buffer.dtype), self.chip.lanes(8 * buffer.dtype.itemsize)
+                if size > 1:
+                    size = -(-size // lanes) * lanes
+                    self.roomy.add(buffer)
                 scope.memory[buffer] = self.b.alloca(f"[{max(size, 1)} x {elem}]")
             elif free_vars(_upper(buffer.size)) <= scope.env.keys():
                 large.append(buffer)

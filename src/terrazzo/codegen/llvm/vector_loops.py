@@ -261,8 +261,8 @@ class VectorLoop:
             left = self.b.sub(hi, iv)
             low = self.b.cast("trunc", left, "i32")
             mask = self.b.icmp("ult", iota, self.b.splat(low, width))
-            return self.iteration(Lanes(self.loop.var, iv, width, 1, mask,
-                                        alone=left.literal == 1), acc)
+            live = None if left.literal is None else min(left.literal, width)
+            return self.iteration(Lanes(self.loop.var, iv, width, 1, mask, live=live), acc)
 
         if trip is not None and trip % width == 0:
             return self.b.loop(middle, hi, width, lambda iv, acc: self.iteration(
