@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from terrazzo.errors import ArgumentError, ShapeError, user_location
-from terrazzo.graph.autodiff import dispatch
 from terrazzo.graph.ir import Value, as_value, is_tensor
 from terrazzo.index.guards import all_equal, known
 from terrazzo.nests import flatten, leaves, mapped, pack
@@ -75,6 +74,8 @@ def _prefixes(fn: Callable[[Any, Any], Any], reverse: bool, axis: int) -> Callab
         return mapped(elems, lambda _: next(answers))
 
     traced.__name__ = "associative_scan"
+    from terrazzo.graph.autodiff import dispatch  # which needs operators itself
+
     return dispatch(traced)
 
 
