@@ -14,7 +14,7 @@ from terrazzo.index import Index, Var
 from terrazzo.knobs import knobs
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Buffer, Function, Stmt
-from terrazzo.loop.tiles import dot_tile, fma_tile, transpose_tile
+from terrazzo.loop.tiles import dot_tile, fma_rows, fma_tile, transpose_tile
 from terrazzo.runtime import pool
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host().vector_bits]
@@ -83,6 +83,30 @@ def test_fma_tile_of_other_types(chip: ChipSpec, left: DType, right: DType, wide
         pytest.skip("plain SSE has no conversions of float16")
     body, buffers = fma(4, 24, False, left, right, wide)
     check(body, buffers, {SIZES[0]: 20}, chip)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 7, 11, 12, 13, 23, 24, 31])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_rows_are_tiles_and_what_is_left(chip: ChipSpec, rows: int, accumulate: bool) -> None:
+    count = Var("rows")
+    for mr, nr in ((12, 32), (6, 16), (1, 8)):
+        tile, buffers = fma(mr, nr, accumulate)
+        check(fma_rows(tile, count), buffers, {SIZES[0]: 19, count: rows}, chip)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 16, 17, 31, 32])
+def test_rows_with_some_columns_missing(chip: ChipSpec, columns: int) -> None:
+    count = Var("rows")
+    for given, dims in ((SIZES[1], {SIZES[1]: columns}), (columns, {})):  # known late, and now
+        tile, buffers = fma(4, 32, True, columns=given)
+        check(fma_rows(tile, count), buffers, {SIZES[0]: 11, count: 11, **dims}, chip)
+
+
+def test_rows_that_ask_for_what_comes_soon(chip: ChipSpec) -> None:
+    c, a, b = Buffer("C", float32, 4096), Buffer("A", float32, 4096), Buffer("B", float32, 8192)
+    count = Var("rows")
+    tile = fma_tile(c, 0, a, 0, b, 0, SIZES[0], 40, 1, 16, 16, 4, 16, False, None, (512, 8))
+    check(fma_rows(tile, count), (c, a, b), {SIZES[0]: 32, count: 15}, chip)
 
 
 def test_fma_tile_of_a_transposed_operand(chip: ChipSpec) -> None:

@@ -101,6 +101,17 @@ def test_loops_that_run_once_go_away() -> None:
     assert str(unit_loops(For(i, 3, 4, inner))) == "y[9] = x[3]"
 
 
+def test_names_of_divisions_by_sizes_stay() -> None:
+    """Put wherever their names stand, they made kernels of symbolic sizes ten times as long."""
+    task = Var("task")
+    for value in (task // n, task % n, (n + 3) // 4, minimum(n - task, 16)):
+        named = For(i, value, value + 1, Store(y, i, x[i]))
+        assert str(unit_loops(named)) == f"for i in {value}..{value + 1}:\n    y[i] = x[i]"
+        assert "[i]" not in str(unit_loops(For(task, 4, 5, For(n, 3, 4, named))))
+    short = Var("short", 0, 63)
+    assert "for" not in str(unit_loops(For(i, short // 4, short // 4 + 1, Store(y, i, x[i]))))
+
+
 def test_size_of_a_local_buffer_follows_the_loop_that_went_away() -> None:
     local = Buffer("local", float32, i + 1)
     stmt = unit_loops(For(i, 3, 4, Alloc(local, For(j, 0, i + 1, Store(local, j, local[j])))))

@@ -42,7 +42,7 @@ from terrazzo.index import (
 )
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.loop.packing import Packing, Steps
-from terrazzo.loop.tiles import dot_tile, fma_tile, transpose_tile
+from terrazzo.loop.tiles import dot_tile, fma_rows, fma_tile, transpose_tile
 from terrazzo.scalar import (
     Axis,
     Const,
@@ -64,6 +64,10 @@ _TILES = {
     32: ((6, 4, 1.0), (8, 3, 1.03), (12, 2, 1.08), (14, 1, 1.3)),
     16: ((6, 2, 1.0), (4, 3, 1.05), (10, 1, 1.25)),
 }
+# Rows of the tile by vectors of columns, where B is so small that it stays in the nearest cache:
+# sums enough to hide the latency of one, and less code for the rows that are left over.
+_SMALL_TILES = {1: 8, 2: 4, 3: 4, 4: 4}
+_SMALL_ELEMENTS = 4096
 _DOT_TILES = {32: (4, 4), 16: (2, 4)}  # inner products: rows and columns
 _DOT_COLUMNS_OF_ONE_ROW = 8
 _DOT_BLOCK = 32  # columns of a task of inner products
@@ -179,12 +183,21 @@ class Gemm:
             return self.m, max(1, min(widest, whole, max(around, fewest)))
         if not isinstance(n, int):
             return tiles[0][:2]
+        vectors = math.ceil(n / self.lanes)
+        if self.is_small() and vectors in _SMALL_TILES and 8 * vectors <= self.registers:
+            return _SMALL_TILES[vectors], vectors
 
         def price(tile: tuple[int, int, float]) -> float:
             width = tile[1] * self.lanes
             return math.ceil(n / width) * width * tile[2]
 
         return min(tiles, key=price)[:2]
+
+    def is_small(self) -> bool:
+        """Whether any number of rows meets a B that stays in the nearest cache."""
+        n, k = self.n, self.k
+        return self.can_pack and not isinstance(self.m, int) and (
+            isinstance(n, int) and isinstance(k, int) and n * k <= _SMALL_ELEMENTS)
 
     def has_few_rows(self) -> bool:
         return isinstance(self.m, int) and 0 < self.m <= _DIRECT_ROWS[self.registers]
@@ -229,6 +242,8 @@ class Gemm:
         choices.append((self.panel_rows, self.panel_plan))
         low, high = bounds(self.m)
         result: Stmt | None = None
+        if self.reads_a_once():
+            return self.panel_plan()
         if high is None or high > self.panel_rows:
             result = self.shared_plan() if self.packing is None else self.block_tasks(
                 self.buffers[self.b_tensor])
@@ -241,6 +256,13 @@ class Gemm:
                 result = If(call("le", as_scalar(self.m), most), plan(), result)
         assert result is not None
         return result
+
+    def reads_a_once(self) -> bool:
+        """Whether one panel, packed when compiling, holds all columns: A is read where it lies."""
+        load = self.product.a.load
+        return not isinstance(self.m, int) and self.packing is not None and (
+            isinstance(self.n, int) and self.n <= self.nr) and (
+            load is not None and load.dtype is self.wide and self.is_affine(self.product.a))
 
     def is_along(self, factor: Factor, var: Var) -> bool:
         """Whether a factor is contiguous along an axis, and regular along the other."""
@@ -500,7 +522,11 @@ class Gemm:
             to, left = sums.moved(row, 0), a.moved(row, 0)
             hint = None if soon is None else (soon[0] + row // mr * depth * soon[1], soon[1])
             return fma_tile(to.buffer, to.at, left.buffer, left.at, b.buffer, b.at, depth, a.outer,
-                            a.inner, b.outer, sums.outer, height, nr, accumulate, live, hint)
+                            a.inner, b.outer, sums.outer, height, nr, accumulate, live, hint,
+                            self.is_small())
+
+        if not isinstance(self.m, int):
+            return fma_rows(tile(0, mr, columns), rows)
 
         def whole(live: Index) -> Stmt:
             i = self.var("tile")
@@ -614,7 +640,10 @@ class Gemm:
         m, n, batch, k = self.m, self.n, self.batch, self.k
         if not (isinstance(m, int) and isinstance(n, int) and isinstance(batch, int)):
             most = maximum(ceildiv(m, 4 * self.mr), 1)
-            return minimum(more_tasks(batch * ceildiv(n, self.nr)), most)
+            blocks = minimum(more_tasks(batch * ceildiv(n, self.nr)), most)
+            if not self.reads_a_once():
+                return blocks
+            return maximum(blocks, ceildiv(ceildiv(m, self.mr), _PANEL_ROWS // self.mr))
         tiles, panels = math.ceil(m / self.mr), batch * math.ceil(n / self.nr)
         vectors, depth = self.nr // self.lanes, k if isinstance(k, int) else _PIECE_DEPTH
         once = depth * vectors * (_PACK_CYCLES if packs else _FETCH_CYCLES) + _TASK_CYCLES
@@ -657,7 +686,7 @@ class Gemm:
         sums = Place(local, 0, nr, 1) if local is not None else lets.place(
             "c", self.output(values, first_row, first))
         at_once = self.has_few_rows() if self.packing is not None else piece is None
-        share = None if self.packing is None or at_once else outer(
+        share = None if self.packing is None or at_once or self.is_small() else outer(
             "share", self.next_share(ceildiv(self.m, blocks)))
 
         def one_pass(start: Index, depth: Index, accumulate: bool, _: Scalar | bool) -> Stmt:

@@ -233,7 +233,10 @@ def _tightened(stmt: Stmt, table: dict[Var, Index]) -> Walk[Stmt]:
         return substitute_vars(stmt, table) if table else stmt
     lo, hi = substitute(stmt.lo, table), substitute(stmt.hi, table)
     if proves_eq(hi - lo, 1):
-        return (yield _tightened(stmt.body, {**table, stmt.var: lo}))
+        if not _takes_time(lo):
+            return (yield _tightened(stmt.body, {**table, stmt.var: lo}))
+        # Divisions of sizes take dozens of cycles: they are not put wherever their name stands.
+        return replace(stmt, lo=lo, hi=lo + 1, body=(yield _tightened(stmt.body, table)))
     low, top = bounds(lo)[0], bounds(hi - 1)[1]
     var = stmt.var
     if low is not None and isinstance(top, int):
@@ -241,6 +244,14 @@ def _tightened(stmt: Stmt, table: dict[Var, Index]) -> Walk[Stmt]:
     inner = table if var is stmt.var else {**table, stmt.var: var}
     return For(var, lo, hi, (yield _tightened(stmt.body, inner)), stmt.kind,
                substitute(stmt.grain, table), stmt.hoist)
+
+
+def _takes_time(index: Index) -> bool:
+    """Whether it divides by a size, or is made of sizes by more than sums and products."""
+    atoms = [a for m, _ in index.terms for a in m] if isinstance(index, Sum) else [index]
+    made = [a for a in atoms if isinstance(a, (FloorDiv, Mod, Min, Max))]
+    return any(isinstance(a, (FloorDiv, Mod)) and not isinstance(a.den, int) for a in made) or (
+        bool(made) and any(var.hi is None for var in free_vars(index)))
 
 
 def replace_buffer(stmt: Stmt, old: Buffer, new: Buffer) -> Stmt:

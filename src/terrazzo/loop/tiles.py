@@ -6,6 +6,7 @@ it has none, or declines, these loops are what runs. The interpreter always runs
 | intrinsic | places | sizes | constants |
 |---|---|---|---|
 | `fma_tile` | C, A, B [, S] | k, lda, a_step, ldb, ldc [, columns [, share]] | mr, nr, accumulate |
+| `fma_rows` | C, A, B [, S] | rows, then those of `fma_tile` | mr, nr, accumulate |
 | `dot_tile` | C, A, B | k, lda, ldb, ldc [, columns] | mr, nr, accumulate |
 | `transpose_tile` | D, S | k, ldd, lds, columns | nr |
 
@@ -13,6 +14,7 @@ it has none, or declines, these loops are what runs. The interpreter always runs
 (`transpose_tile` repeats the last one). A and B may be half types: they are widened to C's type.
 S of `fma_tile` is memory that will be needed soon, `share` elements of it for each step of k: a
 template may ask for it ahead. A fourth constant, `near`, says that nothing need be asked for.
+`fma_rows` is as many tiles of `mr` rows as there are in `rows`, and smaller ones for what is left.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ def _axis(name: str, extent: Index) -> Var:
     return Var(name, 0, max(extent - 1, 0) if isinstance(extent, int) else None)
 
 
-def _clear(place: Place, row: Var, ldc: Index, rows: int, columns: Index) -> Stmt:
+def _clear(place: Place, row: Var, ldc: Index, rows: Index, columns: Index) -> Stmt:
     c, at = place
     j = _axis("tj", columns)
     zero = Const(c.dtype, 0)
     return For(row, 0, rows, For(j, 0, columns, Store(c, at + row * ldc + j, zero), "vector"))
 
 
-def _fma_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr: int,
+def _fma_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: Index, nr: int,
                  accumulate: bool, near: bool = False) -> Stmt:
     (c, c_at), (a, a_at), (b, b_at) = places[:3]
     k, lda, a_step, ldb, ldc = sizes[:5]
@@ -48,6 +50,11 @@ def _fma_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr
     update = For(j, 0, columns, Store(c, c_at + i * ldc + j, product, "add"), "vector")
     return block(None if accumulate else _clear(places[0], _axis("ti", mr), ldc, mr, columns),
                  For(i, 0, mr, For(p, 0, k, update)))
+
+
+def _rows_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr: int,
+                  accumulate: bool, near: bool = False) -> Stmt:
+    return _fma_meaning(places, sizes[1:], mr=sizes[0], nr=nr, accumulate=accumulate)
 
 
 def _dot_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr: int,
@@ -71,6 +78,7 @@ def _transpose_meaning(places: Sequence[Place], sizes: Sequence[Index], *, nr: i
 
 
 FMA_TILE = TileIntrinsic("fma_tile", _fma_meaning)
+FMA_ROWS = TileIntrinsic("fma_rows", _rows_meaning)
 DOT_TILE = TileIntrinsic("dot_tile", _dot_meaning)
 TRANSPOSE_TILE = TileIntrinsic("transpose_tile", _transpose_meaning)
 
@@ -91,6 +99,15 @@ def fma_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: In
         places, live = (*places, (b, soon[0])), (nr if columns is None else columns, soon[1])
     return Tile(FMA_TILE, places, (k, lda, a_step, ldb, ldc, *live),
                 {"mr": mr, "nr": nr, "accumulate": accumulate, **({"near": True} if near else {})})
+
+
+def fma_rows(tile: Stmt, rows: Index) -> Stmt:
+    """Tiles like this one below each other, for so many rows as there are when it runs.
+
+    What the first asks for soon is followed by what the second does, and so on.
+    """
+    assert isinstance(tile, Tile) and tile.intrinsic is FMA_TILE
+    return Tile(FMA_ROWS, tile.places, (rows, *tile.sizes), tile.constants)
 
 
 def dot_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,

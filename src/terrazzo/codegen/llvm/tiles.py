@@ -9,7 +9,7 @@ call costs little against the loop over k inside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from terrazzo.codegen.llvm.builder import Builder, Module, Val, const, iota, vec
@@ -80,32 +80,101 @@ def _fma_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     elems = _elements(tile)
     if elems is None:
         return False
-    elems = elems[:3]
     mr, nr = int(tile.constants["mr"]), int(tile.constants["nr"])
-    accumulate, near = bool(tile.constants["accumulate"]), bool(tile.constants.get("near"))
-    chip = emitter.chip
-    width = _width(chip.lanes(8 * _FLOATS[elems[0]]), nr)
-    vectors = -(-nr // width)
-    if vectors > chip.vector_registers - 2:
+    near = bool(tile.constants.get("near"))
+    width, rows = _registers(emitter, elems[0], nr)
+    if rows < 1:
         return False
-    rows = max(1, (chip.vector_registers - vectors - 1) // vectors)
     b = emitter.b
+    c, a, *more = _fma_operands(emitter, tile, scope)
+    lda, ldc = more[4], more[7]
+    for first in range(0, mr, rows):
+        shape = _Fma(min(rows, mr - first), nr, width, tuple(elems[:3]), near)
+        b.call("void", shape.function(emitter.module, len(more) > 9), [
+            b.gep(elems[0], c, b.mul(ldc, first)), b.gep(elems[1], a, b.mul(lda, first)), *more])
+    return True
+
+
+def _registers(emitter: LoopEmitter, elem: str, nr: int) -> tuple[int, int]:
+    """The width of vectors, and how many rows of accumulators there are registers for."""
+    width = _width(emitter.chip.lanes(8 * _FLOATS[elem]), nr)
+    vectors, registers = -(-nr // width), emitter.chip.vector_registers
+    return width, 0 if vectors > registers - 2 else max(1, (registers - vectors - 1) // vectors)
+
+
+def _fma_operands(emitter: LoopEmitter, tile: Tile, scope: Scope) -> list[Val]:
+    """What functions of tiles take: C, A, B, S, whether to add, sizes, and live columns if any."""
     c, a, right, *soon = _pointers(emitter, tile, scope)
-    k, lda, a_step, ldb, ldc, *live = [emitter.index(s, scope) for s in tile.sizes]
+    *sizes, k, lda, a_step, ldb, ldc = [
+        emitter.index(s, scope) for s in tile.sizes[:6 if tile.intrinsic.name == "fma_rows" else 5]]
+    live = [emitter.index(s, scope) for s in tile.sizes[len(sizes) + 5:]]
     # Without a hint, what the hint asks for is the first row of B, which is there.
     share = live.pop() if soon else const("i64", 0)
-    if live and live[0].literal == nr:
+    if live and live[0].literal == int(tile.constants["nr"]):
         live = []
-    sizes = [k, lda, a_step, ldb, ldc, share, *live]
-    for first in range(0, mr, rows):
-        shape = _Fma(min(rows, mr - first), nr, width, tuple(elems), near)
-        name = (f"fma_{shape.mr}x{nr}_{'_'.join(elems)}{'_near' if near else ''}"
-                f"{'_masked' if live else ''}")
-        _write_once(emitter.module, name, ["ptr"] * 4 + ["i1"] + ["i64"] * len(sizes), shape.write)
-        b.call("void", name, [b.gep(elems[0], c, b.mul(ldc, first)),
-                              b.gep(elems[1], a, b.mul(lda, first)), right,
-                              soon[0] if soon else right, const("i1", accumulate), *sizes])
+    return [c, a, right, soon[0] if soon else right,
+            const("i1", bool(tile.constants["accumulate"])), *sizes, k, lda, a_step, ldb, ldc,
+            share, *live]
+
+
+def _fma_rows(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
+    """Tiles below each other: one function goes through the rows, for all kernels of a module."""
+    elems = _elements(tile)
+    if elems is None:
+        return False
+    mr, nr = int(tile.constants["mr"]), int(tile.constants["nr"])
+    near = bool(tile.constants.get("near"))
+    width, rows = _registers(emitter, elems[0], nr)
+    if rows < mr:
+        return False
+    given = _fma_operands(emitter, tile, scope)
+    live = given[12:]
+    shape = _FmaRows(_Fma(mr, nr, width, tuple(elems[:3]), near), bool(live),
+                     bool(live) and live[0].literal is not None, emitter.module)
+    name = shape.shape.name(bool(live)).replace("fma", "edge" if shape.narrow else "rows", 1)
+    _write_once(emitter.module, name, ["ptr"] * 4 + ["i1"] + ["i64"] * (7 + len(live)),
+                shape.write)
+    emitter.b.call("void", name, given)
     return True
+
+
+@dataclass(frozen=True)
+class _FmaRows:
+    """Whole tiles, then one tile for each bit of the number of rows left: few shapes."""
+
+    shape: _Fma
+    masked: bool  # there may be fewer columns than the tile has
+    narrow: bool  # there always are
+    module: Module
+
+    def write(self, b: Builder, params: list[Val]) -> None:
+        c, a, right, soon, accumulate, rows, k, lda, a_step, ldb, ldc, share, *live = params
+        mr, elems = self.shape.mr, self.shape.elems
+
+        def tile(row: Val, later: Val, height: int, masked: bool) -> None:
+            shape = replace(self.shape, mr=height)
+            b.call("void", shape.function(self.module, masked), [
+                b.gep(elems[0], c, b.mul(ldc, row)), b.gep(elems[1], a, b.mul(lda, row)), right,
+                later, accumulate, k, lda, a_step, ldb, ldc, share, *(live if masked else [])])
+
+        def whole(masked: bool) -> None:
+            b.loop(0, tiles, 1, lambda i, _: tile(b.mul(i, mr), b.gep(
+                elems[2], soon, b.mul(b.mul(k, share), i), inbounds=False), mr, masked))
+
+        tiles = b.udiv(rows, mr)
+        if self.masked and not self.narrow:
+            b.if_(b.icmp("eq", live[0], self.shape.nr), lambda: whole(False), lambda: whole(True))
+        else:
+            whole(self.masked)
+        done = b.mul(tiles, mr)
+        left = b.sub(rows, done)
+
+        def some(size: int) -> None:
+            row = b.add(done, b.and_(left, -2 * size))
+            b.if_(b.icmp("ne", b.and_(left, size), 0), lambda: tile(row, soon, size, self.masked))
+
+        for bit in reversed(range((mr - 1).bit_length())):
+            some(1 << bit)
 
 
 @dataclass(frozen=True)
@@ -115,6 +184,16 @@ class _Fma:
     width: int
     elems: tuple[str, ...]
     near: bool  # B is in the nearest cache: asking for it ahead would take slots from the FMAs
+
+    def name(self, masked: bool) -> str:
+        return (f"fma_{self.mr}x{self.nr}_{'_'.join(self.elems)}{'_near' if self.near else ''}"
+                f"{'_masked' if masked else ''}")
+
+    def function(self, module: Module, masked: bool) -> str:
+        """The name of the function that computes such a tile, which is written if need be."""
+        name = self.name(masked)
+        _write_once(module, name, ["ptr"] * 4 + ["i1"] + ["i64"] * (6 + masked), self.write)
+        return name
 
     def write(self, b: Builder, params: list[Val]) -> None:
         c, a, right, soon, accumulate, k, lda, a_step, ldb, ldc, share, *live = params
@@ -422,6 +501,7 @@ def _transposed(b: Builder, rows: list[Val]) -> list[Val]:
 
 TEMPLATES: dict[str, Callable[..., bool]] = {
     "fma_tile": _fma_tile,
+    "fma_rows": _fma_rows,
     "dot_tile": _dot_tile,
     "transpose_tile": _transpose_tile,
     "transposed_copy": emit_transposed_copy,
