@@ -25,6 +25,7 @@ from terrazzo.errors import (
     CompileError,
     DeviceError,
     ShapeError,
+    TerrazzoError,
     VerifyError,
 )
 from terrazzo.graph import autodiff
@@ -235,6 +236,7 @@ class _Family:
         self.lock = threading.RLock()
         self.captured = captures.Captured()
         self.executables: dict[Hashable, tuple[Any, Any]] = {}
+        self.kept: dict[Hashable, Any] = {}
         self.variants: dict[Hashable, list[_Variant]] = {}
         self.first: tuple[tuple[int, ...], ...] | None = None
         self.varying: set[tuple[int, int]] = set()
@@ -253,12 +255,40 @@ class _Family:
 
     def entry_for(self, leaves: Sequence[Any], table: _Table) -> Callable[..., Any]:
         fastcall.check_devices(leaves, self.name)
+        wanted = tuple(i for i, leaf in enumerate(leaves) if fastcall.wants_gradient(leaf))
         with self.lock:  # two threads that need the same code wait for one of them
+            keeping = self.keeping(leaves, wanted, table)
+            if keeping is not None:
+                return self.differentiable.entry(lambda given: keeping.forward(*given),
+                                                 keeping.structure, keeping)
             executable, structure = self.find(leaves, table)
-        if any(map(fastcall.wants_gradient, leaves)):
+        if wanted:
             flat = fastcall.entry(executable, list(range(len(executable.output_types))), leaves)
             return self.differentiable.entry(flat, structure)
         return fastcall.entry(executable, structure, leaves)
+
+    def keeping(self, leaves: Sequence[Any], wrt: tuple[int, ...], table: _Table) -> Any:
+        """The function in parts that hand values on, if that pays and its sizes do not vary."""
+        shapes = tuple(tuple(a.shape) for a in leaves)
+        wrt = tuple(i for i in wrt if _dtype(leaves[i]).is_float)
+        varies = table.settings.dynamic != "never" and (
+            table.settings.dynamic == "always" or self.first not in (None, shapes))
+        if not wrt or varies or fastcall.pushes_tangents():
+            return None
+        if (shapes, wrt) not in self.kept:
+            from terrazzo.compiler import Options
+            from terrazzo.residuals import training_parts
+            from terrazzo.torch_autograd import Keeping
+
+            graph, structure = _trace(self.call, self.name, [_type_of(a) for a in leaves])
+            try:
+                parts = training_parts(graph, wrt, Options(table.settings, table.rules))
+            except TerrazzoError:  # such as a gradient that nobody may ever ask for
+                parts = None
+            self.kept[shapes, wrt] = parts and Keeping(self.name, parts, structure)
+        if self.kept[shapes, wrt] is not None:
+            self.note(shapes, table.settings.dynamic)
+        return self.kept[shapes, wrt]
 
     @functools.cached_property
     def differentiable(self) -> Any:

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from terrazzo.graph.autodiff import jvp_function, vjp_function
-from terrazzo.graph.ir import Value
+from terrazzo.graph.ir import Graph, Value, replace_inputs
 from terrazzo.nests import leaves, pack
+
+if TYPE_CHECKING:
+    from terrazzo.residuals import Parts
+
+
+class Keeping:
+    """A function of fixed sizes whose forward pass keeps some values for the backward pass."""
+
+    def __init__(self, name: str, parts: Parts, structure: Any):
+        self.name, self.parts, self.structure = name, parts, structure
+        self.forward = _compiled(parts.forward, name)
+        self.backward_of: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def backward(self, wanted: tuple[int, ...]) -> Callable[..., Any]:
+        """The gradients by the inputs `wanted`, given inputs, kept values and weights."""
+        if wanted not in self.backward_of:
+            self.backward_of[wanted] = _compiled(self.parts.gradients(wanted),
+                                                 f"{self.name}_backward")
+        return self.backward_of[wanted]
+
+
+def _compiled(graph: Graph, name: str) -> Callable[..., Any]:
+    from terrazzo.api import Compiled
+
+    return Compiled(lambda *values: replace_inputs(graph, values), name)
 
 
 class Differentiable:
     """A function with a backward pass: the compiled vector-Jacobian product of the function.
 
     The backward pass is itself a compiled function of tensors, so it can be differentiated again;
-    so is forward mode, which pushes tangents.
+    so is forward mode, which pushes tangents. Both start from the inputs. Where the sizes are known
+    the forward pass may keep values (`residuals.py`), which a backward pass that is not itself
+    differentiated takes.
     """
 
     def __init__(self, name: str, function: Callable[[Sequence[Any]], Any]):
@@ -23,8 +50,8 @@ class Differentiable:
         self.forward_of: dict[tuple[int, ...], Callable[..., Any]] = {}
         self.apply = _autograd_function(self)
 
-    def entry(self, forward: Callable[[Sequence[Any]], Any], structure: Any
-              ) -> Callable[[Sequence[Any]], Any]:
+    def entry(self, forward: Callable[[Sequence[Any]], Any], structure: Any,
+              keeping: Keeping | None = None) -> Callable[[Sequence[Any]], Any]:
         """`forward`, which answers a flat list, in torch's graph and with its results packed."""
         from terrazzo.runtime.hosted import to_torch
 
@@ -32,7 +59,7 @@ class Differentiable:
 
         def run(leaves: Sequence[Any]) -> Any:
             tensors = [a if hasattr(a, "data_ptr") else to_torch(a) for a in leaves]
-            results = apply(forward, *tensors)
+            results = apply(forward, keeping, *tensors)
             return results[0] if structure == 0 else pack(structure, results)
 
         return run
@@ -71,36 +98,50 @@ def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
 
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(forward: Callable[..., Any], *tensors: Any) -> Any:
+        def forward(forward: Callable[..., Any], keeping: Keeping | None, *tensors: Any) -> Any:
             return tuple(forward(tensors))
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
-            _, *tensors = inputs
-            ctx.save_for_backward(*tensors)
+            _, ctx.keeping, *tensors = inputs
+            ctx.results = len(output) if ctx.keeping is None else ctx.keeping.parts.results
+            results, kept = output[:ctx.results], output[ctx.results:]
+            ctx.given = len(tensors)
+            ctx.save_for_backward(*tensors, *kept)
             ctx.save_for_forward(*tensors)
-            ctx.results = len(output)
-            ctx.whole = [i for i, r in enumerate(output) if not r.is_floating_point()]
-            if ctx.whole:
-                ctx.mark_non_differentiable(*(output[i] for i in ctx.whole))
+            ctx.whole = [i for i, r in enumerate(results) if not r.is_floating_point()]
+            still = (*(output[i] for i in ctx.whole), *kept)
+            if still:
+                ctx.mark_non_differentiable(*still)
+            ctx.set_materialize_grads(False)  # no zeros for what is kept
+            ctx.like = [(r.shape, r.dtype) for r in results]
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            tensors = ctx.saved_tensors
+            saved = ctx.saved_tensors
+            tensors, kept = saved[:ctx.given], saved[ctx.given:]
             wanted = tuple(i for i, t in enumerate(tensors)
-                           if ctx.needs_input_grad[i + 1] and t.is_floating_point())
-            weights = tuple(g for i, g in enumerate(grads) if i not in ctx.whole)
-            found = dict(zip(wanted, owner.backward(wanted)(*tensors, weights), strict=True))
-            return None, *(found.get(i) for i in range(len(tensors)))
+                           if ctx.needs_input_grad[i + 2] and t.is_floating_point())
+            weights = tuple(
+                torch.zeros(shape, dtype=dtype) if g is None else g
+                for i, (g, (shape, dtype)) in enumerate(zip(grads, ctx.like)) if i not in ctx.whole)
+            if kept and not torch.is_grad_enabled():
+                answer = ctx.keeping.backward(wanted)(*tensors, *kept, *weights)
+            else:
+                answer = owner.backward(wanted)(*tensors, weights)
+            found = dict(zip(wanted, answer, strict=True))
+            return None, None, *(found.get(i) for i in range(len(tensors)))
 
         @staticmethod
-        def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
-            tensors = ctx.saved_tensors
+        def jvp(ctx: Any, _: None, __: None, *tangents: Any) -> Any:
+            tensors = ctx.saved_tensors[:ctx.given]
+            count = len(ctx.saved_tensors) - ctx.given
             wanted = tuple(i for i, t in enumerate(tangents) if t is not None)
             if not wanted:
-                return (None,) * ctx.results
+                return (None,) * (ctx.results + count)
             found = iter(owner.forward_mode(wanted)(tensors, tuple(tangents[i] for i in wanted)))
-            return tuple(None if i in ctx.whole else next(found) for i in range(ctx.results))
+            return (*(None if i in ctx.whole else next(found) for i in range(ctx.results)),
+                    *(None,) * count)
 
     apply: Callable[..., Any] = Function.apply
     return apply

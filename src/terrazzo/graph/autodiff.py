@@ -216,9 +216,10 @@ def differentiated_inside(graph: Graph) -> Graph:
 
     What they compute inside can then be kept for the backward pass.
     """
-    from terrazzo.graph.passes.inline import inline_composites
+    from terrazzo.graph.passes.inline import in_bodies, inline_composites
 
-    return inline_composites(graph, whole=lambda n: n.op.grad is not None or n.op.keep_whole)
+    return in_bodies(inline_composites(
+        graph, whole=lambda n: n.op.grad is not None or n.op.keep_whole), differentiated_inside)
 
 
 def grad_graph(graph: Graph, wrt: Sequence[int] | None = None) -> Graph:

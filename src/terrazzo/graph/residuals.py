@@ -9,6 +9,7 @@ are not; of a reduction, which is small and was long to compute, the result is k
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 from terrazzo.graph.ir import Graph, Node, Value
@@ -28,16 +29,17 @@ _SCALAR_NAMES = {"divide": "div", "power": "pow", "floor_divide": "floordiv", "r
 
 
 def worth_keeping(forward: Graph, backward: Graph, handing_on: float = 0.0,
-                  largest: float = math.inf) -> list[Value]:
+                  largest: float = math.inf, stored: Sequence[Value] = ()) -> list[Value]:
     """Values of `forward` to hand to `backward`, which is made of values of `forward` too.
 
-    `handing_on` is what each costs beside its bytes; none may have more than `largest` bytes.
+    `handing_on` is what each costs beside its bytes; none may have more than `largest` bytes; those
+    in `stored` are in memory anyway.
     """
     own = set(forward.nodes)
     network = Network()
     makers: dict[Node, int] = {}  # on the sink's side: computed again
     results: dict[Value, int] = {}  # on the sink's side: wanted
-    given, final = set(forward.inputs), set(forward.outputs)
+    given, final = set(forward.inputs), set(stored)
     for node in backward.nodes:
         for value in node.inputs:
             if value is None or value.node not in own or value in given:

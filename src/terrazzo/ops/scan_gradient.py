@@ -38,13 +38,16 @@ def scan_gradient(node: Node, gs: Sequence[Value | None]) -> list[Value | None]:
     operands = [v for v in node.inputs if v is not None]
     pull = vjp_graph(body)
     cotangents = pull.inputs[len(body.inputs):]
-    kept = worth_keeping(body, pull)
+    answered = body.outputs[carries:]
+    kept = worth_keeping(body, pull, stored=answered)
     own = {v: Value(v.type, name=v.name) for v in (*body.inputs, *kept, *cotangents)}
     pulled = computed_from(pull.outputs, own)
     used = {v for n in Graph("", (), pulled).nodes for v in n.inputs} | set(pulled)
     kept = [v for v in (*body.inputs[:carries], *kept) if own[v] in used]
-    keeping = Graph(body.name, body.inputs, (*body.outputs, *kept))
-    stacked = apply(scan, operands, {**node.attrs, "body": keeping})[len(body.outputs):]
+    outputs = (*body.outputs, *(v for v in kept if v not in set(answered)))
+    stacks = apply(scan, operands, {**node.attrs, "body": Graph(body.name, body.inputs, outputs)})
+    place = {v: stack for v, stack in zip(outputs[carries:], stacks[carries:], strict=True)}
+    stacked = [place[v] for v in kept]
 
     given = body.inputs
     states, rows, rest = given[:carries], given[carries:carries + sequences], given[
@@ -55,7 +58,7 @@ def scan_gradient(node: Node, gs: Sequence[Value | None]) -> list[Value | None]:
     d_of = dict(zip((*by_carry, *by_row, *by_rest), pulled, strict=True))
     # What the steps of the backward scan read, row by row.
     table = {own[v]: s for v, s in zip(kept, stacked, strict=True)}
-    table |= {own[v]: x for v, x in zip(rows, operands[carries:])}
+    table |= {own[v]: x for v, x in zip(rows, operands[carries:]) if own[v] in used}
     table |= {own[c]: g for c, g in zip(dy, (g for g in gs[carries:] if g is not None))}
     later = {v: product for v in by_rest if (product := _as_product(d_of[v], set(table)))}
     added = [v for v in by_rest if v not in later]

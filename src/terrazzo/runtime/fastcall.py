@@ -105,6 +105,11 @@ def wants_gradient(a: Any) -> bool:
         (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
 
 
+def pushes_tangents() -> bool:
+    """Whether torch is in forward mode."""
+    return bool(_forward_mode._current_level >= 0)
+
+
 def _grad_enabled() -> bool:
     import torch
 

@@ -31,7 +31,18 @@ def in_bodies(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     def visit(node: Node, inputs: tuple[Value | None, ...]) -> tuple[Value, ...] | None:
         if not any(isinstance(v, Graph) for v in node.attrs.values()):
             return None
-        attrs = {k: change(v) if isinstance(v, Graph) else v for k, v in node.attrs.items()}
+        attrs = {k: _changed(v, change) if isinstance(v, Graph) else v
+                 for k, v in node.attrs.items()}
+        if all(attrs[k] is v for k, v in node.attrs.items()):
+            return None
         return Node(node.op, inputs, attrs, node.types, node.where).outputs
 
     return rebuild(graph, visit)
+
+
+def _changed(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """The graph itself where nothing changes, so that what was equal stays so."""
+    new = change(graph)
+    same = [*map(id, new.inputs), *map(id, new.outputs)] == [
+        *map(id, graph.inputs), *map(id, graph.outputs)]
+    return graph if same else new
