@@ -30,6 +30,7 @@ from terrazzo.shapes import Shape, dim
 sys.path[:0] = [str(Path(__file__).parent / "graph")]
 
 from test_operator_gradients import (  # noqa: E402
+    COMPLEX,
     ROWS,
     Case,
     Maker,
@@ -212,7 +213,7 @@ MORE: dict[str, list[Case]] = {
         lambda state: state[0] < 5, lambda state: (state[0] + 1, state[1] * 1.5), (0, x))[1], X)],
 }
 # Only symbolic sizes make one; the symbolic checks of mean and others do.
-WITHOUT_A_ROW = {"dimension"}
+WITHOUT_A_ROW = {"dimension"} | COMPLEX
 
 CASES = [pytest.param(name, row, id=f"{name}-{i}")
          for name in dict.fromkeys([*ROWS, *MORE])

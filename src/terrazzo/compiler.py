@@ -23,8 +23,9 @@ from terrazzo.expr.schedule import Schedule
 from terrazzo.expr.structure import structure
 from terrazzo.expr.work import work
 from terrazzo.graph.fusion import Fused, Group, fuse, takes_strides
-from terrazzo.graph.ir import Graph, Node
+from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.passes import canonicalize, inline_composites
+from terrazzo.graph.passes.complex_views import in_parts
 from terrazzo.graph.passes.cse import frozen
 from terrazzo.graph.passes.inline import in_bodies
 from terrazzo.graph.passes.recognize import recognize
@@ -266,6 +267,7 @@ def inlined(graph: Graph, log: list[Applied] | None = None, options: Options | N
     known = recognize(graph, log, options.level, trail)
     graph = inline_composites(known, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
     graph = in_bodies(graph, lambda body: inlined(body, log, options))
+    graph = in_parts(graph)
     if trail is not None:
         trail.append(Pass("inlining of operators", known, graph, ()))
     return graph
@@ -380,6 +382,8 @@ def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, key: str,
     options = options or Options.now()
     chip = chip or options.chip()
     progress.doing("rewriting")
+    declared = graph
+    strides = tuple(_real_strides(s, v) for s, v in zip(strides, graph.inputs))
     graph = inlined(graph, options=options)  # a composite operator's name does not tell its body
     controlled = needs_host(graph)
     if controlled:
@@ -387,18 +391,19 @@ def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, key: str,
             if is_native(graph) or level in _WHOLE:  # parts that the host calls show themselves
                 print(graph_level(graph, level, options, chip))
     if controlled and not is_native(graph):
-        return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options))
+        return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options),
+                                declared)
     lowering = Lowering(graph, chip, strides, options, is_inlined=True)
     if not controlled:
         for level in _dumped(options):
             print(level_text(lowering, level))
-    key = key or graph_key(lowering, notes)
+    key = key or graph_key(lowering, {**(notes or {}), **_complex_note(declared)})
     known = load_compiled(key, options)
     if known is not None:
         return known
     made = ControlLowering(graph, chip, options) if controlled else lowering
     with _enough_files(graph.name):
-        artifact = replace(made.artifact(), notes=dict(notes or {}))
+        artifact = replace(_as_declared(made.artifact(), declared), notes=dict(notes or {}))
     stored = default_cache(options.settings).store(key, partial(artifacts.write, artifact)) if (
         key) else None
     if stored is not None and artifact.constants:
@@ -406,6 +411,31 @@ def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, key: str,
         with contextlib.suppress(OSError, ArtifactError):
             artifact = artifacts.load(stored, remember=True)
     return Executable(artifact)
+
+
+# Complex numbers lie in memory as pairs of real ones, which is how kernels see them; who calls an
+# executable sees the types of the graph.
+def _real_strides(strides: tuple[Index, ...] | None, value: Value) -> tuple[Index, ...] | None:
+    if strides is None or not value.dtype.is_complex:
+        return strides
+    return (*(2 * s for s in strides), 1)
+
+
+def _complex_note(graph: Graph) -> dict[str, str]:
+    """Tells graphs apart that differ in the types at their edge alone."""
+    types = [v.dtype.name for v in (*graph.inputs, *graph.outputs)]
+    return {"types": " ".join(types)} if any(t.startswith("complex") for t in types) else {}
+
+
+def _as_declared(artifact: Artifact, graph: Graph) -> Artifact:
+    strides = artifact.strides and tuple(
+        s if s is None or not v.dtype.is_complex else tuple(n // 2 for n in s[:-1])
+        for s, v in zip(artifact.strides, graph.inputs, strict=True))
+    return replace(
+        artifact, strides=strides,
+        inputs=tuple((name, v.dtype.name, v.shape) for (name, _, _), v in zip(
+            artifact.inputs, graph.inputs, strict=True)),
+        outputs=tuple((v.dtype.name, v.shape) for v in graph.outputs))
 
 
 @contextlib.contextmanager

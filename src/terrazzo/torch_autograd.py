@@ -90,7 +90,12 @@ class Differentiable:
 
     def floats(self, *values: Value) -> tuple[Value, ...]:
         """The results that small changes make sense for."""
-        return tuple(v for v in leaves(self.function(values)) if v.dtype.is_float)
+        return tuple(v for v in leaves(self.function(values))
+                     if v.dtype.is_float or v.dtype.is_complex)
+
+
+def _is_smooth(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
@@ -109,7 +114,7 @@ def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
             ctx.given = len(tensors)
             ctx.save_for_backward(*tensors, *kept)
             ctx.save_for_forward(*tensors)
-            ctx.whole = [i for i, r in enumerate(results) if not r.is_floating_point()]
+            ctx.whole = [i for i, r in enumerate(results) if not _is_smooth(r)]
             still = (*(output[i] for i in ctx.whole), *kept)
             if still:
                 ctx.mark_non_differentiable(*still)
@@ -121,7 +126,7 @@ def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
             saved = ctx.saved_tensors
             tensors, kept = saved[:ctx.given], saved[ctx.given:]
             wanted = tuple(i for i, t in enumerate(tensors)
-                           if ctx.needs_input_grad[i + 2] and t.is_floating_point())
+                           if ctx.needs_input_grad[i + 2] and _is_smooth(t))
             weights = tuple(
                 torch.zeros(shape, dtype=dtype) if g is None else g
                 for i, (g, (shape, dtype)) in enumerate(zip(grads, ctx.like)) if i not in ctx.whole)

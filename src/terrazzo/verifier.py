@@ -24,12 +24,15 @@ from typing import Any
 import numpy as np
 
 from terrazzo.api import Compiled, compiled
+from terrazzo.compiler import inlined
 from terrazzo.dtypes import as_dtype, float64
 from terrazzo.errors import ArgumentError, TerrazzoError, VerifyError
 from terrazzo.graph import autodiff
 from terrazzo.graph import evaluate as graph_evaluate
-from terrazzo.graph.ir import Graph, Operator, TensorType
+from terrazzo.graph.ir import Graph, Operator, TensorType, Value, as_value
 from terrazzo.graph.trace import trace
+from terrazzo.nests import leaves
+from terrazzo.ops.complex import view_as_complex, whole
 from terrazzo.samples import KINDS, Sample, default_shapes, samples
 from terrazzo.torch_eager import to_numpy
 from terrazzo.verify_gradient import NoGradient, as_float64, check_gradient
@@ -103,9 +106,11 @@ def _require_checked(report: Report, levels: Sequence[str]) -> None:
                           hint="; ".join(report.skipped[:3]) or "pass examples with elements")
 
 
-def check_call(graph: Graph, leaves: Sequence[Any]) -> None:
+def check_call(graph: Graph, given: Sequence[Any]) -> None:
     """Check the levels of a graph for the arguments of one call: what `knobs.check` asks for."""
-    arrays = [_as_array(a) for a in leaves]
+    arrays = [_in_pairs(_as_array(a)) for a in given]
+    if any(v.dtype.is_complex for v in (*graph.inputs, *graph.outputs)):
+        graph = inlined(graph)
     try:
         Subject(graph).check(arrays, [level for level in LEVELS if level != "gradient"])
     except Wrong as wrong:
@@ -119,6 +124,11 @@ def _as_array(x: Any) -> np.ndarray:
     if not hasattr(x, "detach"):
         return np.asarray(x)
     return np.asarray(to_numpy(x, as_dtype(x.dtype)))
+
+
+def _in_pairs(x: np.ndarray) -> np.ndarray:
+    """Complex numbers as real ones with one more axis, as kernels see them."""
+    return np.stack([x.real, x.imag], -1) if x.dtype.kind == "c" else x
 
 
 def _known(what: str, given: Sequence[str], allowed: Sequence[str]) -> None:
@@ -142,6 +152,7 @@ class _Target:
 
     def __init__(self, function: Any, attrs: dict[str, Any]):
         self.attrs = attrs
+        self.complex: list[bool] = []  # which inputs are
         if isinstance(function, Operator):
             self.compiled, self.name = compiled(function), function.name
             self.count = sum(p.default is p.empty for p in function.tensor_params)
@@ -157,8 +168,10 @@ class _Target:
 
     def examples(self, args: Sequence[Any]) -> list[Any]:
         if args:
-            leaves, self.rebuild = self.compiled.arguments(args, self.attrs)
-            return [_as_array(a) for a in leaves]
+            given, self.rebuild = self.compiled.arguments(args, self.attrs)
+            arrays = [_as_array(a) for a in given]
+            self.complex = [a.dtype.kind == "c" for a in arrays]
+            return list(map(_in_pairs, arrays))
         error: Exception | None = None
         for dtype, shapes in itertools.product((np.float32, np.int32),
                                                default_shapes(self.count)):
@@ -175,7 +188,16 @@ class _Target:
                             hint=f"pass examples: {self.name}.verify(x, ...)") from error
 
     def graph(self, types: Sequence[TensorType]) -> Graph:
-        return trace(lambda *values: self.rebuild.call(values), types, name=self.name)[0]
+        """The function on real numbers: complex ones come and go in pairs."""
+        seen = self.complex or [False] * len(types)
+
+        def function(*values: Value) -> list[Value]:
+            given = [view_as_complex(v) if pairs else v
+                     for v, pairs in zip(values, seen, strict=True)]
+            return [whole(v) if v.dtype.is_complex else v
+                    for v in map(as_value, leaves(self.rebuild.call(given)))]
+
+        return trace(function, types, name=self.name)[0]
 
 
 def _parameters(function: Callable[..., Any]) -> int:

@@ -139,6 +139,13 @@ ROWS: dict[str, list[Case]] = {
     "fft_columns": [case(spread(2, 6, 3, 2), given(column_roots(6, 1)), sign=1, scale=0.5),
                     case(spread(7, 1, 2), given(column_roots(7, -1)), sign=-1, scale=1.0)],
     "rfft_lines": [case(spread(2, 10))],
+    "pairs": [case(spread(3, 4), spread(4))],
+    "fftshift": [case(spread(3, 5)), case(spread(4, 5), axes=1)],
+    "ifftshift": [case(spread(3, 5))],
+    "real": [case(spread(3, 4))],
+    "conj": [case(spread(3, 4))],
+    "imag": [case(spread(3, 4))],
+    "angle": [case(spread(3, 4))],
     "irfft_lines": [case(spread(2, 6, 2), scale=0.1)],
     "causal_conv_with_state": [
         case(spread(2, 3, 5), spread(3, 1, 4), spread(3), spread(2, 3, 3), activation="silu"),
@@ -307,7 +314,10 @@ ROWS: dict[str, list[Case]] = {
     "dropout": [case(X, given(np.uint64(7)), p=0.4)],
 }
 # No gradient exists (the number of steps is not known), or it is not that of the values on purpose.
-WITHOUT_A_ROW = {"while_loop", "stop_gradient"}
+# Of those that take or make complex numbers, tests/ops/test_complex.py has rows.
+COMPLEX = {"complex", "polar", "view_as_real", "view_as_complex", "fft", "ifft", "rfft", "irfft",
+           "fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn"}
+WITHOUT_A_ROW = {"while_loop", "stop_gradient"} | COMPLEX
 
 
 def differentiable() -> list[Operator]:

@@ -13,6 +13,7 @@ from terrazzo.expr.schedule import Schedule
 from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars, minimum
 from terrazzo.scalar import (
     Axis,
+    Call,
     FromIndex,
     Load,
     Reduce,
@@ -88,7 +89,7 @@ def _streaming(program: Program, s: Schedule, chip: ChipSpec) -> Schedule:
     """Large outputs that nothing else in the kernel reads are stored past the caches."""
     read = {load.source for t in program.stages if t.body is not None for load in loads(t.body)}
     for stage in program.outputs:
-        if stage not in read and streams(stage, chip):
+        if stage not in read and streams(stage, chip) and not _makes_pairs(stage):
             s = s.streaming(stage)
     return s
 
@@ -107,6 +108,8 @@ def _pointwise(program: Program) -> Schedule:
     if not axes:
         return s
     price = _price(program.stages)
+    if not others and _makes_pairs(root):
+        return _pairs(root, price)
     inner = _extent(root.axes[-1])
     outer = [_extent(a) for a in root.axes[:-1]]
     task = axes[0]
@@ -126,6 +129,31 @@ def _pointwise(program: Program) -> Schedule:
     for other in others:
         s = s.compute_at(other, root, task).vectorize(other, other.axes[-1])
     return s
+
+
+def _makes_pairs(stage: Tensor) -> bool:
+    """Whether the two elements along the last axis are computed in different ways."""
+    if len(stage.axes) < 2 or stage.axes[-1].extent != 2 or stage.body is None:
+        return False
+    last = stage.axes[-1].var
+    return any(isinstance(n, Call) and n.op == "lt" and isinstance(n.args[0], FromIndex)
+               and n.args[0].index is last for n in walk(stage.body))
+
+
+def _pairs(stage: Tensor, price: int) -> Schedule:
+    """Vectors of pairs, both halves of each at once: they share what they are made of."""
+    *outer, vector, last = (a.var.name for a in stage.axes)
+    s = Schedule()
+    if not outer:
+        s = s.split(stage, vector, CHUNK // 2)
+        return s.parallel(stage, f"{vector}.o", _grain(CHUNK * price)).vectorize(
+            stage, f"{vector}.i").unroll(stage, last)
+    task = outer[0]
+    if len(outer) > 1:
+        s, task = s.fuse(stage, *outer, fused="task"), "task"
+    inner = 2 * _extent(stage.axes[-2])
+    return s.parallel(stage, task, _grain(inner * price)).vectorize(stage, vector).unroll(
+        stage, last)
 
 
 def _product(values: Sequence[int]) -> int:

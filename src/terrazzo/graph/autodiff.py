@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import as_dtype
+from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import GradientError, NotDifferentiable, user_location
 from terrazzo.graph.ir import (
     Graph,
@@ -94,7 +94,11 @@ def between(outputs: Sequence[Value], inputs: Sequence[Value]
 
 def _carries(value: Value) -> bool:
     """Whether small changes make sense for a value: floats do, integers and booleans do not."""
-    return value.dtype.is_float or value.dtype.is_complex
+    return _is_smooth(value.dtype)
+
+
+def _is_smooth(dtype: DType) -> bool:
+    return dtype.is_float or dtype.is_complex
 
 
 def _node_gradients(node: Node, reached: Sequence[Value | None], dependent: set[Value]
@@ -107,11 +111,7 @@ def _node_gradients(node: Node, reached: Sequence[Value | None], dependent: set[
             where=node.where or None,
             hint="keep the value out of what is differentiated (tz.stop_gradient), or give the "
                  "operator a gradient rule")
-    if any(t.dtype.is_complex for t in node.types):
-        raise NotDifferentiable(f"{node.op.name} computes {node.types[0]}, and gradients of complex"
-                                " values are not supported", where=node.where or None,
-                                hint="differentiate with respect to real and imaginary parts")
-    full_cotangents = [zeros(t) if g is None and t.dtype.is_float else g
+    full_cotangents = [zeros(t) if g is None and _is_smooth(t.dtype) else g
                        for g, t in zip(reached, node.types)]
     if node.op.grad is not None:
         return rule_gradients(node, full_cotangents)
@@ -183,7 +183,7 @@ def tangents(outputs: Sequence[Value], inputs: Sequence[Value],
     by them pushes forward: J is the transpose of J^T. None stands for no change at all.
     """
     with trace_scope():
-        weights = [Value(v.type) if v.dtype.is_float else None for v in outputs]
+        weights = [Value(v.type) if _carries(v) else None for v in outputs]
         pulled = gradients(outputs, weights, inputs)
         pairs = [(g, t) for g, t in zip(pulled, directions, strict=True)
                  if g is not None and t is not None]
@@ -232,7 +232,7 @@ def grad_graph(graph: Graph, wrt: Sequence[int] | None = None) -> Graph:
 
 def _input_gradients(graph: Graph, cotangents: Sequence[Value | None],
                      wrt: Sequence[int] | None) -> tuple[Value, ...]:
-    chosen = [v for v in graph.inputs if v.dtype.is_float] if wrt is None else [
+    chosen = [v for v in graph.inputs if _carries(v)] if wrt is None else [
         graph.inputs[i] for i in wrt]
     found = gradients(graph.outputs, cotangents, chosen)
     return tuple(zeros(v.type) if g is None else g for v, g in zip(chosen, found))
@@ -332,7 +332,7 @@ def jvp_function(function: Function) -> Function:
         with trace_scope():
             values = [as_value(leaf) for leaf in given]
             fresh = [Value(v.type, name=v.name, is_number=v.is_number) for v in values]
-            pairs = [(v, None if t is None or not v.dtype.is_float else _direction(v, t, name))
+            pairs = [(v, None if t is None or not _carries(v) else _direction(v, t, name))
                      for v, t in zip(fresh, along, strict=True)]
             stand_ins = iter(fresh)
             result = function(*mapped(tuple(primals), lambda _: next(stand_ins)))
@@ -369,7 +369,7 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
 
     def stand_in(leaf: Any) -> Value:
         value = as_value(leaf)
-        if not value.dtype.is_float:
+        if not _carries(value):
             raise GradientError(f"{function_name(function)} cannot be differentiated by an "
                                 f"argument of type {value.type}", where=user_location(),
                                 hint="pass a float, or leave this argument out of argnums")

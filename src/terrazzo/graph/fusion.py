@@ -525,8 +525,8 @@ def _has_reduction(tensor: Tensor | None, inlined: Mapping[Tensor, Scalar | None
 
 def _grows(value: Value, consumer: Node) -> bool:
     """Whether the consumer evaluates each element several times (broadcasting)."""
-    if consumer.op.kind == "reduce":
-        return False
+    if consumer.op.kind == "reduce" or consumer.op.name == "pairs":
+        return False  # of a pair, each half is evaluated once
     mine, theirs = num_elements(value.shape), num_elements(consumer.types[0].shape)
     if isinstance(mine, int) and isinstance(theirs, int):
         return theirs > mine

@@ -522,7 +522,7 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, (Value, np.ndarray)) or hasattr(x, "data_ptr")
 
 
-def _is_number(x: Any) -> bool:
+def is_number(x: Any) -> bool:
     """Whether something is a number of Python's, or stands for one."""
     if type(x) is Value:
         return x.is_number
@@ -532,10 +532,10 @@ def _is_number(x: Any) -> bool:
 _OF_KIND: dict[str, Any] = {"b": True, "i": 1, "u": 1, "f": 1.0, "c": 1j}
 
 
-def _joint_type(tensors: Sequence[Any]) -> DType:
+def common_type(tensors: Sequence[Any]) -> DType:
     """The type in which numbers and tensors meet, numbers being weak."""
-    numbers = [t for t in tensors if _is_number(t)]
-    typed = [_dtype_of(t) for t in tensors if t is not None and not _is_number(t)]
+    numbers = [t for t in tensors if is_number(t)]
+    typed = [_dtype_of(t) for t in tensors if t is not None and not is_number(t)]
     if not typed:  # arithmetic of numbers alone keeps their digits
         typed = [t.dtype for t in numbers if isinstance(t, Value)]
     return result_type(*typed, *(_OF_KIND[t.dtype.kind] if isinstance(t, Value) else t
@@ -551,20 +551,37 @@ def _in_type(number: Any, dtype: DType) -> Value:
     return apply(operator_named("astype"), [number], {"dtype": dtype})
 
 
+def _is_complex(x: Any) -> bool:
+    if isinstance(x, Value):
+        return x.type.dtype.is_complex
+    dtype = getattr(x, "dtype", None)
+    return isinstance(x, complex) if dtype is None else as_dtype(dtype).is_complex
+
+
+# What an operator does that meets complex values, installed by ops.complex: (operator, tensors,
+# attributes) -> values, or NotImplemented where it takes them as they are.
+COMPLEX: list[Callable[..., Any]] = []
+
+
 def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """Make a node; answers its value, or a tuple of values."""
+    if any(_is_complex(t) for t in tensors) or (
+            attrs.get("dtype") is not None and as_dtype(attrs["dtype"]).is_complex):
+        answer = COMPLEX[0](op, tensors, attrs)
+        if answer is not NotImplemented:
+            return answer
     number_type = None
     among_numbers = False
-    if op.unify and any(map(_is_number, tensors)):
-        number_type = _joint_type(tensors)
+    if op.unify and any(map(is_number, tensors)):
+        number_type = common_type(tensors)
         if _needs_room(op, tensors, number_type):
             return _in_wider_type(op, tensors, attrs, number_type)
-        among_numbers = op.name in _OF_NUMBERS and all(map(_is_number, tensors))
-    elif op.family == "user" and any(map(_is_number, tensors)):
+        among_numbers = op.name in _OF_NUMBERS and all(map(is_number, tensors))
+    elif op.family == "user" and any(map(is_number, tensors)):
         tensors, meets_another = _numbers_for_body(op, tensors)
         if meets_another:
-            return pack(*reversed(_opened(op, tensors, attrs)))
-    values = [None if t is None else as_value(t) if number_type is None or not _is_number(t) else
+            return pack(*reversed(opened(op, tensors, attrs)))
+    values = [None if t is None else as_value(t) if number_type is None or not is_number(t) else
               _in_type(t, number_type) for t in tensors]
     if op.body is not None:  # what it means must not change with what is passed later
         values = [None if v is None else _typed(v) for v in values]
@@ -601,11 +618,11 @@ def _numbers_for_body(op: Operator, tensors: Sequence[Any]) -> tuple[list[Any], 
     Then numbers meet tensors inside as they do outside. An operator with a gradient rule stays
     whole, and gets numbers in the type of the tensors.
     """
-    joint = _joint_type(tensors)
+    joint = common_type(tensors)
     if op.grad is not None:
-        return [_in_type(t, joint) if _is_number(t) else t for t in tensors], False
-    values = [_as_number(_in_type(t, joint.compute)) if _is_number(t) else t for t in tensors]
-    floats = {_dtype_of(t) for t in tensors if t is not None and not _is_number(t)}
+        return [_in_type(t, joint) if is_number(t) else t for t in tensors], False
+    values = [_as_number(_in_type(t, joint.compute)) if is_number(t) else t for t in tensors]
+    floats = {_dtype_of(t) for t in tensors if t is not None and not is_number(t)}
     others = {t for t in floats if t.is_float} - {joint.compute}
     return values, bool(others) or any(type(t) is Value and t.is_number for t in tensors)
 
@@ -634,7 +651,7 @@ _OF_NUMBERS = frozenset({"add", "subtract", "multiply", "divide", "power", "rema
 def _needs_room(op: Operator, tensors: Sequence[Any], dtype: DType) -> bool:
     """Whether a Python number would be rounded to the half type of the tensors it meets."""
     return op.name in _ARITHMETIC and dtype.is_float and dtype.compute is not dtype and any(
-        _is_number(t) and (isinstance(t, Value) or _is_rounded(t, dtype)) for t in tensors)
+        is_number(t) and (isinstance(t, Value) or _is_rounded(t, dtype)) for t in tensors)
 
 
 def _is_rounded(number: Any, dtype: DType) -> bool:
@@ -651,7 +668,7 @@ def _in_wider_type(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any
                    ) -> Any:
     """Half types are storage: 0.1 is what it is in the type of the arithmetic, as in torch."""
     astype = operator_named("astype")
-    wide = [None if t is None else _in_type(t, dtype.compute) if _is_number(t) else
+    wide = [None if t is None else _in_type(t, dtype.compute) if is_number(t) else
             apply(astype, [t], {"dtype": dtype.compute}) for t in tensors]
     return apply(astype, [apply(op, wide, attrs)], {"dtype": dtype})
 
@@ -665,10 +682,10 @@ def _dtype_of(x: Any) -> Any:
 def expand(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
            ) -> tuple[Value, ...]:
     """The values a composite operator's body computes from the given inputs."""
-    return _opened(op, inputs, attrs)[0]
+    return opened(op, inputs, attrs)[0]
 
 
-def _opened(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
+def opened(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
             ) -> tuple[tuple[Value, ...], Any]:
     """What a composite operator's body computes, and the nest in which it answers with it."""
     assert op.body is not None
@@ -688,7 +705,7 @@ def _opened(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, An
 def composite_types(op: Operator, types: Sequence[TensorType | None], attrs: Mapping[str, Any]
                     ) -> tuple[tuple[TensorType, ...], Any]:
     """The types of a composite operator's results and their nest, by tracing its body."""
-    values, structure = _opened(op, [None if t is None else Value(t) for t in types], attrs)
+    values, structure = opened(op, [None if t is None else Value(t) for t in types], attrs)
     return tuple(v.type for v in values), structure
 
 

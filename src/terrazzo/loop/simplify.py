@@ -92,6 +92,23 @@ def _is_empty(stmt: Stmt) -> bool:
     return isinstance(stmt, Block) and not stmt.stmts
 
 
+def unroll_in_vectors(stmt: Stmt) -> Stmt:
+    """Unrolled loops of stores inside a vector loop are written out, for all lanes to share."""
+
+    def visit(node: Stmt) -> Stmt | None:
+        if not (isinstance(node, For) and node.kind == "vector"
+                and isinstance(node.body, For) and node.body.kind == "unrolled"
+                and isinstance(node.body.body, Store)):
+            return None
+        inner = node.body
+        if not (isinstance(inner.lo, int) and isinstance(inner.hi, int)):
+            return None
+        return replace(node, body=block(*(substitute_vars(inner.body, {inner.var: i})
+                                          for i in range(inner.lo, inner.hi))))
+
+    return rewrite(stmt, visit)
+
+
 # ---------------------------------------------------------------- ragged loops
 def partition_ragged(stmt: Stmt) -> Stmt:
     """Full pieces get constant bounds, and what is left over is code of its own.
@@ -281,6 +298,7 @@ PASSES: dict[str, Callable[[Stmt], Stmt]] = {
     "hoist_allocs": hoist_allocs,
     "merge_loops": merge_loops,
     "partition_ragged": partition_ragged,
+    "unroll_in_vectors": unroll_in_vectors,
     "cut_at_conditions": cut_at_conditions,
     "drop_empty": drop_empty,
 }

@@ -5,6 +5,7 @@ from terrazzo.ops import (
     arrange,
     attention,
     boxes,
+    complex,
     contract,
     control,
     conv,
@@ -32,6 +33,7 @@ from terrazzo.ops import (
     shape,
     signal,
     sorting,
+    spectra,
     trees,
     vision,
 )
@@ -44,6 +46,7 @@ __all__ = [
     "arrange",
     "attention",
     "boxes",
+    "complex",
     "contract",
     "control",
     "conv",
@@ -71,6 +74,7 @@ __all__ = [
     "shape",
     "signal",
     "sorting",
+    "spectra",
     "trees",
     "vision",
 ]

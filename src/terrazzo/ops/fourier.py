@@ -187,13 +187,13 @@ def forward_real(x: Any, count: Index) -> Any:
     return span(made, -2, 0, count)
 
 
-def inverse_real(x: Any, n: int) -> Any:
-    """The n real numbers whose transforms begin with x [..., n // 2 + 1, 2]."""
+def inverse_real(x: Any, n: int, scale: float) -> Any:
+    """The n real numbers whose transforms begin with x [..., n // 2 + 1, 2], times scale * n."""
     count = n // 2 + 1
     if _by_halves(n):
-        return irfft_lines(x, scale=1.0 / n)
+        return irfft_lines(x, scale=scale)
     if n <= DIRECT:
-        matrix = _matrix(n, 1)[:count] / n
+        matrix = _matrix(n, 1)[:count] * scale
         matrix[1:(n + 1) // 2] *= 2  # stand also for their mirror images
         real = np.stack([matrix.real, -matrix.imag], 1)
         real[[0] if n % 2 else [0, count - 1], 1] = 0  # their imaginary parts count for nothing
@@ -202,5 +202,5 @@ def inverse_real(x: Any, n: int) -> Any:
     mirrored = flip(span(x, -2, 1, count), axis=-2) * signs  # n is odd
     first = span(x, -2, 0, 1) * constant(np.array([1.0, 0.0]), x.dtype)
     whole = concat(first, span(x, -2, 1, count), mirrored, axis=-2)
-    made = span(transform(whole, 1, 1.0 / n), -1, 0, 1)
+    made = span(transform(whole, 1, scale), -1, 0, 1)
     return reshape(made, shape=(*x.shape[:-2], n))

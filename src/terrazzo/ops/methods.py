@@ -67,7 +67,10 @@ def install() -> None:
         "__round__": lambda self, digits=None: rounded(self, digits or 0), "round": rounded,
         "__array_ufunc__": ufunc, "__array_function__": array_function,
         "reshape": _reshape, "view": _reshape, "transpose": _transpose, "permute": _transpose,
-        "at": property(At), "T": property(_transpose),
+        "at": property(At),
+        "real": property(lambda x: OPERATORS["real"](x)),
+        "imag": property(lambda x: OPERATORS["imag"](x)), "conj": _forward("conj"),
+        "angle": _forward("angle"), "T": property(_transpose),
         "mT": property(lambda x: OPERATORS["matrix_transpose"](x))}
     for short, name in _BINARY.items():
         methods[f"__{short}__"] = _forward(name)

@@ -22,6 +22,7 @@ _UFUNCS = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh",
     "arctanh": "atanh", "arctan2": "atan2", "invert": "bitwise_invert", "fabs": "absolute",
     "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift", "rint": "round",
+    "conjugate": "conj",
     **{name: name for name in (
         "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "fmod", "power",
         "maximum", "minimum", "hypot", "copysign", "negative", "absolute", "sign", "sqrt", "cbrt",
@@ -40,7 +41,10 @@ _FUNCTIONS = {
         "moveaxis", "broadcast_to", "tile", "repeat", "roll", "flip", "tril", "triu", "take",
         "take_along_axis", "dot", "outer", "tensordot", "zeros_like", "ones_like", "full_like",
         "pad", "split", "unstack", "diagonal", "diag", "nan_to_num", "count_nonzero", "meshgrid",
-        "sinc")},
+        "sinc", "real", "imag", "angle")},
+    **{f"fft.{name}": name for name in (
+        "fft", "ifft", "rfft", "irfft", "fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn",
+        "rfftn", "irfftn", "fftshift", "ifftshift")},
 }
 _REDUCED = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min",
             "logical_and": "all", "logical_or": "any"}
@@ -50,7 +54,7 @@ _ASKED = {"shape": lambda x: x.shape, "ndim": lambda x: x.ndim, "size": lambda x
 # numpy's names of what has another one here.
 _ELSEWHERE = {
     "linalg.norm": "vector_norm", "vstack": "concat", "hstack": "concat", "heaviside": "where",
-    "column_stack": "stack", "isclose": "absolute", "allclose": "absolute", "fft.fft": "dft",
+    "column_stack": "stack", "isclose": "absolute", "allclose": "absolute",
     "array": "stack", "average": "mean", "nansum": "nan_to_num", "select": "where",
     "convolve": "conv", "put": "index_update", "digitize": "searchsorted", "linalg.det": "det",
     "linalg.matmul": "matmul", "float_power": "power", "fmax": "maximum", "fmin": "minimum",

@@ -64,6 +64,12 @@ def dft(x: Any, *, axis: int = -2, length: Index | None = None, inverse: bool = 
     `length` cuts the signal or fills it up with zeros. One-sided: only the first half of the
     result, or, for the inverse, real numbers from the first half.
     """
+    return transformed(x, axis, length, inverse, onesided)
+
+
+def transformed(x: Any, axis: int, length: Index | None, inverse: bool, onesided: bool,
+                factor: float = 1.0, root: bool = False) -> Any:
+    """What `dft` answers, times a factor; with `root`, by the root of the length both ways."""
     _check_signal("dft", x, 2)
     axis = normalize_axis(axis, x.ndim)
     if axis == x.ndim - 1:
@@ -79,39 +85,48 @@ def dft(x: Any, *, axis: int = -2, length: Index | None = None, inverse: bool = 
     if not granted("<=", 1, n) and ask("<=", 1, n) is False:
         raise ArgumentError(f"the length of a dft is at least 1, not {n}", where=user_location())
     narrow: DType = x.dtype
+    if isinstance(n, int):
+        factor *= n ** (0.5 if inverse else -0.5) if root else 1.0
+    elif root or factor != 1:
+        raise ShapeError(f"a transform of {n} numbers, which are not known, is not scaled",
+                         where=user_location())
     wide = in_type(x, narrow.compute)
     if isinstance(n, int) and wide.shape[-1] == 2 and not onesided:
         resized = _resized(wide, axis, n)
         return in_type(transform_axis(resized, axis, 1 if inverse else -1,
-                                      1.0 / n if inverse else 1.0), narrow)
+                                      factor / n if inverse else factor), narrow)
     lines = moveaxis(wide, source=axis, destination=-2)
     if isinstance(n, int):
         lines = _resized(lines, lines.ndim - 2, n // 2 + 1 if inverse and onesided else n)
-    result = _along_lines(lines, n, inverse, onesided)
+    result = _along_lines(lines, n, inverse, onesided, factor)
     result = moveaxis(result, source=-2, destination=axis)
     return in_type(result, narrow)
 
 
-def _along_lines(x: Any, n: Index, inverse: bool, onesided: bool) -> Any:
+def _along_lines(x: Any, n: Index, inverse: bool, onesided: bool, factor: float = 1.0) -> Any:
     """The transform of x [..., n, 1 or 2] along its last axis but one."""
     if x.shape[-1] == 1 and not inverse:
         line = reshape(x, shape=x.shape[:-1])
         if onesided or isinstance(n, IndexExpr):
-            return forward_real(line, n // 2 + 1 if onesided else n)
-        return _mirrored(forward_real(line, n // 2 + 1), n)
+            return _times(forward_real(line, n // 2 + 1 if onesided else n), factor)
+        return _mirrored(_times(forward_real(line, n // 2 + 1), factor), n)
     if x.shape[-1] == 1:
         x = pad(x, pad_width=((0, 0),) * (x.ndim - 1) + ((0, 1),))
     if inverse and onesided:
         assert isinstance(n, int)
-        made = inverse_real(x, n)
+        made = inverse_real(x, n, factor / n)
         return reshape(made, shape=(*made.shape, 1))
     sign = 1 if inverse else -1
     if isinstance(n, IndexExpr):
         result = transform_symbolic(x, sign)
         result = result / in_type(as_value(n), x.dtype) if inverse else result
     else:
-        result = transform(x, sign, 1.0 / n if inverse else 1.0)
+        result = transform(x, sign, factor / n if inverse else factor)
     return span(result, -2, 0, n // 2 + 1) if onesided else result
+
+
+def _times(x: Any, factor: float) -> Any:
+    return x if factor == 1 else x * factor
 
 
 def _mirrored(half: Any, n: int) -> Any:

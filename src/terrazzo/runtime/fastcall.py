@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.nests import pack
@@ -44,7 +43,7 @@ def key_of(args: Sequence[Any]) -> Hashable:
             if kind is _ndarray:
                 key = (key, a.shape, a.strides, a.dtype)
             elif kind in _tensor_types:
-                key = (key, a.shape, a.stride(), a.dtype, a.is_neg() if a.is_cpu else None,
+                key = (key, a.shape, a.stride(), a.dtype, _is_seen_otherwise(a),
                        (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
             elif hasattr(a, "data_ptr"):
                 _welcome(a)
@@ -91,7 +90,7 @@ def layout_of(a: Any) -> Any:
         return (a.shape, a.strides, a.dtype)
     if kind in _tensor_types:
         _refuse_layout(a)
-        return (a.shape, a.stride(), a.dtype, a.is_neg() if a.is_cpu else None,
+        return (a.shape, a.stride(), a.dtype, _is_seen_otherwise(a),
                 (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
     if hasattr(a, "data_ptr"):
         _welcome(a)
@@ -108,6 +107,11 @@ def wants_gradient(a: Any) -> bool:
 def pushes_tangents() -> bool:
     """Whether torch is in forward mode."""
     return bool(_forward_mode._current_level >= 0)
+
+
+def _is_seen_otherwise(tensor: Any) -> bool | None:
+    """Whether a tensor is said to be negated or conjugated, without being so in memory."""
+    return (tensor.is_neg() or tensor.is_conj()) if tensor.is_cpu else None
 
 
 def _grad_enabled() -> bool:
@@ -142,8 +146,7 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
 
     It runs on so many threads, or on those of the knob.
     """
-    direct = (getattr(executable, "call_numpy", None) is not None
-              and not any(as_dtype(a.dtype).is_complex for a in arrays))  # may be conjugated views
+    direct = getattr(executable, "call_numpy", None) is not None
     if direct and _numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable), threads)
     if direct and arrays and all(hasattr(a, "data_ptr") for a in arrays):

@@ -39,8 +39,9 @@ def needs_host(graph: Graph) -> bool:
 class HostedExecutable:
     """A graph cut at the operators that the host runs; everything between is compiled."""
 
-    def __init__(self, graph: Graph, compile_graph: Compile):
+    def __init__(self, graph: Graph, compile_graph: Compile, declared: Graph | None = None):
         self.graph, self.name = graph, graph.name
+        self.declared = declared or graph  # the same, with complex values at its edge as such
         # what runs, the values it takes, the values it gives
         self.steps: list[tuple[_Step, tuple[Value, ...], tuple[Value, ...]]] = [
             (_Piece(part, compile_graph) if isinstance(part, Graph)
@@ -51,7 +52,7 @@ class HostedExecutable:
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """The outputs for the given inputs, as torch tensors when any input is one."""
-        host = [to_numpy(a) for a in arrays]
+        host = [_in_pairs(to_numpy(a), v) for a, v in zip(arrays, self.graph.inputs, strict=True)]
         dims = bind_dims(self.graph, host)
         memory: dict[Value, np.ndarray] = dict(zip(self.graph.inputs, host, strict=True))
         for step, inputs, outputs in self.steps:
@@ -61,12 +62,13 @@ class HostedExecutable:
         for i, v in enumerate(self.graph.outputs):
             fresh = v in self.made and v not in self.graph.outputs[:i]
             results.append(memory[v] if fresh else copied(memory[v]))
+        results = [_out_of_pairs(r, v) for r, v in zip(results, self.declared.outputs, strict=True)]
         return list(map(to_torch, results)) if any(map(_is_torch, arrays)) else results
 
     @property
     def output_types(self) -> list[tuple[DType, Shape]]:
         """The type and shape of every output."""
-        return [(v.dtype, v.shape) for v in self.graph.outputs]
+        return [(v.dtype, v.shape) for v in self.declared.outputs]
 
     def __call__(self, *arrays: Any) -> Any:
         results = self.run(arrays)
@@ -290,6 +292,19 @@ def to_numpy(x: Any) -> np.ndarray:
     except TypeError:
         bits = {1: torch.uint8, 2: torch.int16}[kind.itemsize]
         return x.view(bits).numpy().view(kind)
+
+
+def _in_pairs(x: np.ndarray, value: Value) -> np.ndarray:
+    """Complex numbers as the pairs of real ones that a graph takes in their place."""
+    if x.dtype.kind != "c" or value.dtype.is_complex:
+        return x
+    return np.ascontiguousarray(x).reshape(x.shape)[..., None].view(value.dtype.np)
+
+
+def _out_of_pairs(x: np.ndarray, value: Value) -> np.ndarray:
+    if not value.dtype.is_complex or x.dtype.kind == "c":
+        return x
+    return np.ascontiguousarray(x).view(value.dtype.np)[..., 0]
 
 
 def to_torch(x: np.ndarray) -> Any:
