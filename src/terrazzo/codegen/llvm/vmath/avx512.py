@@ -9,20 +9,22 @@ from collections.abc import Sequence
 
 from terrazzo.codegen.llvm.builder import Builder, Val, const, vec
 
-_NEEDED = {16: {"avx512f"}, 8: {"avx512f", "avx512vl"}}
+_NEEDED = {512: {"avx512f"}, 256: {"avx512f", "avx512vl"}}
+_BITS = {"float": 32, "double": 64}
 _CURRENT_ROUNDING = 4
 # getmant: mantissas in [0.75, 1.5), nan for negative numbers.
 _MANTISSA_MODE = 0b1011
 
 
-def usable(b: Builder, x: Val) -> bool:
-    """Whether these instructions exist for f32 vectors like x."""
-    return x.elem == "float" and _NEEDED.get(x.lanes, {"no such width"}) <= b.module.features
+def usable(b: Builder, x: Val, elem: str = "float") -> bool:
+    """Whether these instructions exist for vectors like x, and its elements are such ones."""
+    width = x.lanes * _BITS.get(x.elem, 0)
+    return x.elem == elem and _NEEDED.get(width, {"no such width"}) <= b.module.features
 
 
 def scale(b: Builder, x: Val, exponent: Val) -> Val:
     """x * 2^floor(exponent), rounded once, whatever the exponent."""
-    return _masked(b, "scalef", [x, exponent], x.lanes)
+    return _masked(b, "scalef", [x, exponent], x.lanes, x.elem)
 
 
 def exponent_of(b: Builder, x: Val) -> Val:
@@ -35,13 +37,15 @@ def mantissa_of(b: Builder, x: Val) -> Val:
     return _masked(b, "getmant", [x, const("i32", _MANTISSA_MODE)], x.lanes)
 
 
-def _masked(b: Builder, name: str, args: Sequence[Val], lanes: int) -> Val:
+def _masked(b: Builder, name: str, args: Sequence[Val], lanes: int, elem: str = "float") -> Val:
     """Calls one of LLVM's masked intrinsics with all lanes on."""
-    ty = vec("float", lanes)
-    operands = [*args, Val(ty, ("poison",)), const(f"i{lanes}", -1)]
-    if lanes == 16:
+    ty, width = vec(elem, lanes), lanes * _BITS[elem]
+    # A mask has eight bits at least.
+    operands = [*args, Val(ty, ("poison",)), const(f"i{max(lanes, 8)}", -1)]
+    if width == 512:
         operands.append(const("i32", _CURRENT_ROUNDING))
-    return b.call(ty, f"llvm.x86.avx512.mask.{name}.ps.{lanes * 32}", operands)
+    kind = "ps" if elem == "float" else "pd"
+    return b.call(ty, f"llvm.x86.avx512.mask.{name}.{kind}.{width}", operands)
 
 
 def lookup(b: Builder, table: Sequence[float], index: Val) -> Val:
