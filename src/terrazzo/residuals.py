@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from terrazzo.compiler import Options, inlined
 from terrazzo.graph.autodiff import differentiated_inside, vjp_graph
 from terrazzo.graph.ir import Graph, Node, Value, apply, computed_from
+from terrazzo.graph.passes import canonicalize
 from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.residuals import likely_count, worth_keeping
 from terrazzo.graph.rewrite import sweep
@@ -68,9 +69,10 @@ def training_parts(graph: Graph, wrt: Sequence[int], options: Options) -> Parts 
 
 
 def _rewritten(graph: Graph, options: Options) -> Graph:
+    """What is the same in both parts is then written in the same way."""
     for _ in range(2):  # what was inside of operators is recognised the second time
         graph = inlined(graph, options=options)
-    return graph
+    return canonicalize(graph, options.level, options.rules)[0]
 
 
 # ---------------------------------------------------------------- loops

@@ -184,3 +184,22 @@ def test_convolutions_read_views_that_keep_their_axes(turned):
     found = [g for g in result.groups if "convolve" in g.program.stages[-1].origin]
     assert len(found) == 1
     assert match_convolution(found[0].program) is not None
+
+
+def test_what_scatters_into_a_number_all_over_needs_no_tensor_of_it():
+    """Unless the tensor is wanted for itself."""
+    def function(x, places, updates):
+        ones, zeros = tz.ones_like(x), tz.zeros_like(x)
+        added = tz.scatter_at(ones, updates, places, axes=(0,), reduce="add")
+        return added * x, tz.scatter_at(zeros, updates, places, axes=(0,)), zeros
+
+    types = [TensorType((6, 40), tz.float32), TensorType((4,), tz.int64),
+             TensorType((4, 40), tz.float32)]
+    graph = inline_composites(trace(function, types)[0])
+    names = [g.program.name for g in fuse(graph).groups]
+    assert sum("full" in name for name in names) == 1 and sum("scatter" in n for n in names) == 2
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(6, 40)).astype(np.float32), np.array([5, 0, 5, -1]),
+              rng.normal(size=(4, 40)).astype(np.float32)]
+    for got, want in zip(tz.jit(function)(*arrays), evaluate.run(graph, arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)

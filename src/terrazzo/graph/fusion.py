@@ -21,7 +21,7 @@ from typing import Any
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.direction import reduces_columns
 from terrazzo.expr.ir import Program, Tensor, inline, reads
-from terrazzo.graph.ir import Graph, Node, Value
+from terrazzo.graph.ir import Graph, Node, Value, constant
 from terrazzo.index import Index, coefficient, free_vars, substitute
 from terrazzo.scalar import Const, Load, Reduce, Scalar, cost, loads, walk
 from terrazzo.shapes import contiguous_strides, num_elements
@@ -438,6 +438,8 @@ class _Fuser:
                                       where=node.where)
         values, inputs = [], []
         for value in (v for v in node.inputs if v is not None):
+            if node.op.starts_from_first and value is node.inputs[0]:
+                value = self.as_number(value)
             tensor = self.tensors[value]
             body = self.inlined.get(tensor)
             view = None if body is None else strided_view(tensor, body)
@@ -457,6 +459,17 @@ class _Fuser:
                              whole=Group(program, tuple(values), results, (node,)))
         for value in results:
             self.maker[self.tensors[value]] = unit
+
+    def as_number(self, value: Value) -> Value:
+        """The number that a value is full of, in memory; the value itself where it is not."""
+        node = value.node
+        if node is None or node.op.name != "full":
+            return value
+        number = constant(node.attrs["value"], value.dtype)
+        assert number.node is not None
+        self.constants[number] = number.node.attrs["value"]
+        self.place(number, self.name("number"))
+        return number
 
     def results_of(self, node: Node) -> tuple[tuple[Value, ...], list[Tensor]]:
         """The values a whole kernel writes, and how: attention exchanges axes as it stores."""

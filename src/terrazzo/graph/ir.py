@@ -69,6 +69,7 @@ class Operator:
     unify: bool = False  # Python scalars take the type of the other operands
     keep_whole: bool = False  # composite with fused kernels of its own: inlined only on demand
     differentiable: bool = True
+    starts_from_first: bool = False  # with loops: of an operand full of one number that is enough
     effects: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property

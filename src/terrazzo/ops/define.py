@@ -72,12 +72,14 @@ def operator(function: Callable[..., Any] | None = None, *, family: str = "",
 def primitive(*, family: str, infer: Callable[..., Any], reference: Callable[..., Any],
               kind: str = "pointwise", grad: Callable[..., Any] | None = None,
               name: str | None = None, loops: bool = False, unify: bool = False,
-              differentiable: bool = True) -> Callable[[Callable[..., Any]], Operator]:
+              differentiable: bool = True, starts_from_first: bool = False
+              ) -> Callable[[Callable[..., Any]], Operator]:
     """Define a primitive operator; the decorated function is its tensor expression.
 
     With `loops=True` the operator has no expression form (sorting, scattering, scans): the
     function answers with `build(inputs, outputs) -> Stmt`, which writes Loop IR over flat row-major
-    buffers, one an input and one a result.
+    buffers, one an input and one a result. One that `starts_from_first`, in that its result is the
+    first operand but for what it changes, may get a single number for that one.
     """
 
     def make(rule: Callable[..., Any]) -> Operator:
@@ -85,7 +87,8 @@ def primitive(*, family: str, infer: Callable[..., Any], reference: Callable[...
             name or rule.__name__.rstrip("_"), _signature(rule), infer=infer,
             expr=None if loops else rule, loops=rule if loops else None, reference=reference,
             grad=grad, kind="opaque" if loops else kind, family=family,
-            doc=inspect.getdoc(rule) or "", unify=unify, differentiable=differentiable))
+            doc=inspect.getdoc(rule) or "", unify=unify, differentiable=differentiable,
+            starts_from_first=starts_from_first))
 
     return make
 

@@ -192,6 +192,7 @@ def guarded(load: Scalar, sizes: Sequence[Index]) -> Scalar:
 # Neighbouring elements one task handles at a time: shorter runs miss the caches (64 of float32 was
 # three times slower than 512), longer ones leave nothing to share out.
 _BLOCK = 256
+_SHORT = 16  # elements that are not worth a vector
 _REDUCES = {"set": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
@@ -202,11 +203,13 @@ def _check_reduce(reduce: str) -> None:
 
 
 def copy_loops(source: Buffer, target: Buffer, piece: int = 4096) -> Stmt:
-    """A copy of a whole buffer, in pieces that may run in parallel."""
-    part = fresh_axis("part", ceildiv(source.size, piece))
-    i = fresh_axis("i", source.size)
-    copy = For(i.var, part.var * piece, minimum(source.size, part.var * piece + piece),
-               Store(target, i.var, source[i.var]), "vector")
+    """A copy of a whole buffer, or of its only number all over, in pieces for several threads."""
+    size = target.size
+    part = fresh_axis("part", ceildiv(size, piece))
+    i = fresh_axis("i", size)
+    number = source.size == 1
+    copy = For(i.var, part.var * piece, minimum(size, part.var * piece + piece),
+               Store(target, i.var, source[0 if number else i.var]), "vector")
     return For(part.var, 0, part.hi, copy, "parallel")
 
 
@@ -221,7 +224,8 @@ def _scatter_loops(x: Buffer, out: Buffer, before: Index, steps: Index, after: I
     row, start = task.var // maximum(blocks, 1), task.var % maximum(blocks, 1) * _BLOCK
     step, column = fresh_axis("step", steps), fresh_axis("column", after)
     inner = For(column.var, start, minimum(after, start + _BLOCK),
-                write(row, step.var, column.var))
+                write(row, step.var, column.var),
+                "serial" if isinstance(after, int) and after < _SHORT else "vector")
     return block(copy_loops(x, out),
                  For(task.var, 0, task.hi, For(step.var, 0, steps, inner), "parallel"))
 
@@ -322,7 +326,7 @@ def _scatter_at_grad(node: Node, g: Value) -> list[Value | None]:
 
 
 @primitive(family="indexing", infer=_scatter_at_type, reference=_scatter_at_numpy,
-           grad=_scatter_at_grad, loops=True)
+           grad=_scatter_at_grad, loops=True, starts_from_first=True)
 def scatter_at(x: Any, updates: Any, *indices: Any, axes: Any, reduce: str = "set",
                out: TensorType) -> Any:
     """x with updates written where take_at would read: set, add, mul, max or min
@@ -332,10 +336,10 @@ def scatter_at(x: Any, updates: Any, *indices: Any, axes: Any, reduce: str = "se
     joint = broadcast_shapes(*(i.shape for i in indices))
     first = axes[0]
     kept_before = list(range(first))
-    kept_after = [d for d in range(first, len(x.shape)) if d not in axes]
-    after_shape = tuple(x.shape[d] for d in kept_after)
-    sizes = (num_elements(x.shape[:first]), num_elements(joint), num_elements(after_shape))
-    strides = contiguous_strides(x.shape)
+    kept_after = [d for d in range(first, len(out.shape)) if d not in axes]
+    after_shape = tuple(out.shape[d] for d in kept_after)
+    sizes = (num_elements(out.shape[:first]), num_elements(joint), num_elements(after_shape))
+    strides = contiguous_strides(out.shape)
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         base, source, *places = inputs
@@ -343,18 +347,18 @@ def scatter_at(x: Any, updates: Any, *indices: Any, axes: Any, reduce: str = "se
         def write(row: Index, step: Index, column: Index) -> Stmt:
             at = unravel(step, joint)
             parts: list[tuple[Any, Index]] = list(zip(
-                unravel(row, x.shape[:first]), (strides[d] for d in kept_before)))
+                unravel(row, out.shape[:first]), (strides[d] for d in kept_before)))
             for buffer, type, axis in zip(places, indices, axes, strict=True):
                 own = at[len(joint) - len(type.shape):]
                 flat = ravel([0 if n == 1 else i for n, i in zip(type.shape, own)], type.shape)
-                parts.append((in_range(buffer[flat], x.shape[axis]), strides[axis]))
+                parts.append((in_range(buffer[flat], out.shape[axis]), strides[axis]))
             parts += zip(unravel(column, after_shape), (strides[d] for d in kept_after))
             value = source[(row * sizes[1] + step) * sizes[2] + column]
             return Store(outputs[0], _address(parts), cast_scalar(value, out.dtype),
                          _REDUCES[reduce])
 
         return _scatter_loops(base, outputs[0], *sizes, write) if num_elements(
-            x.shape) != 0 else Block(())
+            out.shape) != 0 else Block(())
 
     return build
 
@@ -447,15 +451,15 @@ def _scatter_grad(node: Node, g: Value) -> list[Value | None]:
 
 
 @primitive(family="indexing", infer=_scatter_type, reference=_scatter_numpy, grad=_scatter_grad,
-           loops=True)
+           loops=True, starts_from_first=True)
 def scatter(x: Any, indices: Any, updates: Any, *, axis: int = 0, reduce: str = "set",
             out: TensorType) -> Any:
     """x with x[indices[i, j], j] = updates[i, j] (axis 0): set, add, mul, max or min
 
     Updates of the same place are applied in order.
     """
-    axis = normalize_axis(axis, len(x.shape))
-    shape, strides = indices.shape, contiguous_strides(x.shape)
+    axis = normalize_axis(axis, len(out.shape))
+    shape, strides = indices.shape, contiguous_strides(out.shape)
     sizes = (num_elements(shape[:axis]), shape[axis], num_elements(shape[axis + 1:]))
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
@@ -463,7 +467,7 @@ def scatter(x: Any, indices: Any, updates: Any, *, axis: int = 0, reduce: str = 
 
         def write(row: Index, step: Index, column: Index) -> Stmt:
             flat = (row * sizes[1] + step) * sizes[2] + column
-            at = (*unravel(row, shape[:axis]), in_range(places[flat], x.shape[axis]),
+            at = (*unravel(row, shape[:axis]), in_range(places[flat], out.shape[axis]),
                   *unravel(column, shape[axis + 1:]))
             return Store(outputs[0], _address(list(zip(at, strides))),
                          cast_scalar(source[flat], out.dtype), _REDUCES[reduce])

@@ -64,3 +64,12 @@ def test_operators_with_effects_stay_apart() -> None:
     noisy = replace(exp, name="noisy", effects={"prints": True})
     graph = merged(lambda x: (apply(noisy, [x], {}), apply(noisy, [x], {})))
     assert names(graph) == ["noisy", "noisy"]
+
+
+def test_axes_of_a_reduction_may_be_written_in_any_way() -> None:
+    x = Value(TensorType((3, 4, 5), float32), name="x")
+    total = OPERATORS["sum"]
+    values = [total(x, axis=axis) for axis in (-1, 2, (2,), (-1,), None, (0, 1, 2), (2, 0, -2), 1)]
+    found = common_subexpressions(Graph("g", (x,), tuple(values))).outputs
+    assert len(set(found[:4])) == len(set(found[4:7])) == 1
+    assert len(set(found)) == 3

@@ -9,6 +9,7 @@ import numpy as np
 
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.rewrite import Applied, describe, sweep
+from terrazzo.shapes import normalize_axes
 
 # Swapping operands of these gives the same bits; maximum is not among them: its zeros have signs.
 _SYMMETRIC = frozenset({"add", "multiply", "equal", "not_equal", "bitwise_and", "bitwise_or",
@@ -37,8 +38,16 @@ def _key(node: Node) -> Hashable:
     inputs: list[int] = [-1 if v is None else id(v) for v in node.inputs]
     if node.op.name in _SYMMETRIC:
         inputs.sort()
-    attrs = tuple((name, frozen(node.attrs[name])) for name in sorted(node.attrs))
+    attrs = tuple((name, frozen(_plain(node, name))) for name in sorted(node.attrs))
     return id(node.op), tuple(inputs), attrs, node.types
+
+
+def _plain(node: Node, name: str) -> Any:
+    """An attribute in the one form among those that mean the same: axes of a reduction."""
+    value, source = node.attrs[name], node.inputs[0] if node.inputs else None
+    if name != "axis" or node.op.kind != "reduce" or source is None:
+        return value
+    return tuple(sorted(normalize_axes(value, source.ndim)))
 
 
 def frozen(value: Any) -> Hashable:
