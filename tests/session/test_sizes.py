@@ -198,6 +198,47 @@ def test_numbers_from_data_become_symbols(rng: np.random.Generator) -> None:
     serve(proto, calls, most=4)
 
 
+def test_another_plan_keeps_the_plans_after_it(rng: np.random.Generator) -> None:
+    """What a branch answers has a size that nobody announces: its reader is planned again, once."""
+    branches = {name: helper.make_graph(
+        [node("Slice", f"x zero {end}", f"{name}_out")], name, [],
+        [helper.make_tensor_value_info(f"{name}_out", FLOAT, None)])
+        for name, end in (("then_branch", "few"), ("else_branch", "many"))}
+    nodes = [helper.make_node("If", ["long"], ["v0"], **branches)]
+    for i in range(4):
+        nodes += [node("Greater", f"v{i} limit", f"above{i}"),
+                  node("NonZero", f"above{i}", f"p{i}"), node("Squeeze", f"p{i} zero", f"rows{i}"),
+                  node("Gather", f"v{i} rows{i}", f"g{i}"), node("Sub", f"g{i} step", f"v{i + 1}")]
+    proto = model(nodes, {"x": (40,), "long": ()}, ["v4"],
+                  {"limit": np.array(0, np.float32), "step": np.array(0.1, np.float32),
+                   "zero": np.array([0]), "few": np.array([20]), "many": np.array([30])},
+                  kinds={"long": BOOL})
+    first = {"x": rng.uniform(0.5, 1, 40).astype(np.float32), "long": np.array(True)}
+    alone = serve(proto, [first], most=20).compilations
+    serve(proto, [first, *({"x": rng.uniform(-1, 1, 40).astype(np.float32), "long": np.array(b)}
+                           for b in (False, True, False))], most=alone + 2)
+
+
+def test_shapes_that_fit_by_what_was_granted(rng: np.random.Generator) -> None:
+    """Rewrites (two reshapes are one) rely on what the model needs, where algebra proves nothing.
+
+    As the boxes of a detector: rows in one target, groups of every fourth number, another target.
+    """
+    proto = model(
+        [node("Reshape", "x target", "rows"),
+         *(node("Slice", f"rows start{i} far one four", f"part{i}") for i in range(2)),
+         *(node("Unsqueeze", f"part{i} two", f"thin{i}") for i in range(2)),
+         node("Concat", "thin0 thin1", "pairs", axis=2), node("Flatten", "pairs", "flat", axis=1),
+         node("Reshape", "flat final", "y")],
+        {"x": ("m", 24), "target": (2,), "final": (3,)}, ["y"],
+        {"start0": np.array([0]), "start1": np.array([1]), "far": np.array([1 << 40]),
+         "one": np.array([1]), "two": np.array([2]), "four": np.array([4])},
+        kinds={"target": INT64, "final": INT64})
+    calls = [{"x": rng.standard_normal((m, 24)).astype(np.float32), "target": np.array([n, -1]),
+              "final": np.array([n, -1, 2])} for m, n in [(2, 2), (3, 3), (5, 5), (4, 4), (6, 6)]]
+    serve(proto, calls, most=2)
+
+
 def test_a_loop_that_grows(rng: np.random.Generator) -> None:
     body = helper.make_graph(
         [node("Concat", "state item", "longer", axis=0), node("Identity", "going", "still"),

@@ -29,6 +29,7 @@ import numpy as np
 from terrazzo.errors import ArgumentError, CompileError
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, trace_scope
 from terrazzo.index import proves_eq
+from terrazzo.index.guards import rewriting
 from terrazzo.knobs import knobs
 
 LEVELS = ("none", "basic", "extended", "layout", "all")
@@ -428,7 +429,8 @@ def rewrite(graph: Graph, rules: RuleTable, level: str = "all", *,
     applied: list[Applied] = []
     while True:
         before = len(applied)
-        graph = _one_round(graph, index, applied, budget, most)
+        with rewriting():
+            graph = _one_round(graph, index, applied, budget, most)
         if len(applied) == before:
             return graph, applied
 

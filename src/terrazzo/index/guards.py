@@ -120,6 +120,30 @@ def asking(sizes: Mapping[Any, int] | Questions) -> Iterator[Questions]:
         _questions.reset(token)
 
 
+class _Settled(Questions):
+    """What holds of sizes while a graph that was checked is rewritten: all that it needs."""
+
+    def answer(self, relation: str, left: Index, right: Index) -> bool | None:
+        return None
+
+    def grant(self, relation: str, left: Index, right: Index) -> bool:
+        return relation == "=="
+
+
+@contextmanager
+def rewriting() -> Iterator[None]:
+    """Inside, sizes that have to agree do, unless somebody is there to be asked.
+
+    A rewrite has the type of what it replaces. That its operators fit together follows from what
+    was granted when the graph was made, which the algebra alone may not prove.
+    """
+    if _questions.get() is not None:
+        yield
+        return
+    with asking(_Settled({})):
+        yield
+
+
 def call_questions() -> CallQuestions | None:
     """Who answers while a function is traced for symbolic sizes; None where nobody does."""
     asked = _questions.get()

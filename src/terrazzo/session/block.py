@@ -3,7 +3,8 @@
 Which nodes compile may depend on the shapes a call brings, and on the contents of tensors that
 shapes hang on (the target of a Reshape, say). So a block plans as it runs: it imports what it can
 with what it knows, compiles and runs that, lets the host do the nodes that cannot be compiled,
-and goes on with the rest, now with more known. A plan serves all calls that fit it (`forms.py`).
+and goes on with the rest, now with more known. A plan serves all calls that fit it (`forms.py`);
+a call that needs another plan finds those for the rest again, if no more or less is known there.
 """
 
 from __future__ import annotations
@@ -83,7 +84,20 @@ def position_of(nodes: Sequence[Numbered], wanted: Iterable[str], forms: Forms,
     made = {n for _, node in nodes for n in node.output}
     reads = tuple(n for n in dict.fromkeys([*names, *wanted]) if n not in made)
     varying = tuple(n for n in reads if n not in weights and n not in known)
-    return Position(tuple(nodes), reads, varying, forms, known)
+    forms.arithmetic = {n: s for n, s in forms.arithmetic.items() if n in reads}
+    return Position(tuple(nodes), reads, varying, forms,
+                    {n: a for n, a in known.items() if n in reads})
+
+
+def _same_knowledge(a: Position, b: Position) -> bool:
+    """Whether as much is known before the same nodes: then plans of the one serve the other."""
+    return a.known.keys() == b.known.keys() and all(
+        _layout(x) == _layout(b.known[n]) and _bytes(x) == _bytes(b.known[n])
+        for n, x in a.known.items()) and _items(a.forms) == _items(b.forms)
+
+
+def _items(forms: Forms) -> dict[str, Any]:
+    return {n: (s.dtype, s.items.shape, *s.items.reshape(-1)) for n, s in forms.arithmetic.items()}
 
 
 class Block:
@@ -95,6 +109,8 @@ class Block:
         self.weights, self.wanted, self.setting, self.name = weights, tuple(wanted), setting, name
         self.start = position_of(list(enumerate(nodes)), wanted, Forms(types or {}), {},
                                  weights)
+        self._positions: dict[tuple[int, ...], list[Position]] = {}
+        self._steps: dict[tuple[int, str], HostStep] = {}  # by node, and why it is not compiled
 
     def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None, *,
             own: bool = False) -> list[Any]:
@@ -214,7 +230,9 @@ class Block:
                 continue
             if all(n in available for n in needed_names(node)):
                 # What reads its outputs is left: once they are there, it may well compile.
-                host.append((node, host_step(node, reason, self)))
+                if (number, reason) not in self._steps:
+                    self._steps[number, reason] = host_step(node, reason, self)
+                host.append((node, self._steps[number, reason]))
             else:
                 stuck = stuck or f"{node_text(node)} {reason}"
                 left.append((number, node))
@@ -228,8 +246,18 @@ class Block:
             made = {*imported.outputs, *(n for node, _ in host for n in node.output)}
             forms = Forms(types, counted, position.forms.computed | made, imported.sizes)
             known = {**position.known, **imported.constants}
-            rest = position_of(left, self.wanted, forms, known, self.weights)
+            rest = self._shared(position_of(left, self.wanted, forms, known, self.weights))
         return Part(form, imported, call, host, rest)
+
+    def _shared(self, position: Position) -> Position:
+        """A position that was met before, after another plan, with the plans made there."""
+        met = self._positions.setdefault(tuple(number for number, _ in position.nodes), [])
+        same = next((p for p in met if _same_knowledge(p, position)), None)
+        if same is not None:
+            return same
+        met.append(position)
+        del met[:-_MOST_PLANS]
+        return position
 
 
 def _layout(value: Any) -> Any:
