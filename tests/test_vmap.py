@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.compiler import compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArgumentError, AxisError, ShapeError
 from terrazzo.graph.autodiff import vjp_graph
@@ -97,6 +98,16 @@ def test_values(name: str, row: Case) -> None:
 @pytest.mark.parametrize(("name", "row"), DIFFERENTIABLE)
 def test_gradients(name: str, row: Case) -> None:
     check(name, row, gradient=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "row"), [p for p in CASES if p.values[1].inputs])
+def test_compiled(name: str, row: Case) -> None:
+    function, single, stacked, chosen = batches(name, row)
+    for flags in chosen[:2]:
+        arrays = [s if flag else a for a, s, flag in zip(single, stacked, flags)]
+        graph = traced(tz.vmap(function, tuple(0 if flag else None for flag in flags)), arrays)
+        close(compile_graph(graph).run(arrays), run(graph, arrays))
 
 
 # ---------------------------------------------------------------- compiled, nested, with gradients

@@ -2,6 +2,8 @@
 
     python tests/varying_sizes.py PART PARTS MODE ROWS [NAMES...]
 
+ROWS is "first" (of each operator), "all", "gradients" or "all gradients".
+
 A program of its own, because what it looks for may end the process; `test_varying_sizes.py` runs
 it. Every case of `test_every_operator.py` is called with its own sizes and then with others, as
 one compiled function; each call must give what tracing for exactly its sizes gives: the values of
@@ -161,10 +163,10 @@ def main() -> int:
     part, parts, mode, rows, *names = sys.argv[1:]
     cases = [p.values for p in CASES
              if p.values[0] not in TABLES and (not names or p.values[0] in names)]
-    gradient = rows == "gradients"
+    gradient = rows.endswith("gradients")
     if gradient:
         cases = [(n, r) for n, r in cases if n in ROWS]
-    if rows != "all":
+    if not rows.startswith("all"):
         cases = list(dict(reversed(cases)).items())[::-1]  # the first row of each operator
     chosen = cases[int(part)::int(parts)]
     failed, symbolic = 0, 0

@@ -101,3 +101,20 @@ def test_of_updates_of_one_place_the_last_has_the_gradient() -> None:
     rows = np.ones((3, 5), np.float32)
     slopes = tz.grad(lambda y, x: tz.sum(tz.index_update(x, I, y)))(rows, X)
     np.testing.assert_array_equal(slopes, np.array([[0], [1], [1]]) * rows)
+
+
+def test_gradients_of_products_with_zeros() -> None:
+    """The slope by one factor is the product of the others, also where it is 0 itself."""
+    x = np.array([2.0, 0.0, 3.0, 5.0], np.float32)
+    y = np.array([0.0, 7.0, 4.0, 0.0, 0.0, 6.0], np.float32)
+    places = np.array([0, 1, 2, 2, 3, 3])
+    wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
+    wanted_y = [wide_x[p] * np.prod([wide_y[j] for j in range(6) if places[j] == p and j != i])
+                for i, p in enumerate(places)]
+    wanted_x = [np.prod(wide_y[places == p]) for p in range(4)]
+    dx, dy = tz.grad(lambda x, y: tz.sum(x.at[places].mul(y)), (0, 1))(x, y)
+    np.testing.assert_array_equal(dy, wanted_y)
+    np.testing.assert_array_equal(dx, wanted_x)
+    rows = tz.grad(lambda y, x: tz.sum(tz.index_update(x, I, y, reduce="mul")))(
+        np.zeros((3, 5), np.float32), X)
+    np.testing.assert_array_equal(rows, np.array([[0], [1], [0]]) * X[I])

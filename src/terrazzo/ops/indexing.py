@@ -295,7 +295,7 @@ def _scatter_gradients(x: Value, updates: Value, result: Value, g: Any, reduce: 
     """Gradients by x and by the updates, for any way of addressing.
 
     Of updates that are set at the same place the last has the gradient. Those that share a maximum
-    share its gradient. An update of 0 has no gradient through "mul".
+    share its gradient.
     """
     if reduce == "set":
         order = reshape(arange(start=num_elements(updates.shape)), shape=updates.shape)
@@ -306,8 +306,13 @@ def _scatter_gradients(x: Value, updates: Value, result: Value, g: Any, reduce: 
         return g, gather(g)
     if reduce == "mul":
         others = scatter(full(shape=x.shape, value=1, dtype=x.dtype), updates, "mul")
-        zero = equal(updates, 0)
-        return g * others, where(zero, 0, gather(g * result) / where(zero, 1, updates))
+        # The product of the others: of what is not 0, where nothing but the update itself is.
+        x_zero, zero = equal(x, 0), equal(updates, 0)
+        factor = where(zero, 1, updates)
+        product = scatter(where(x_zero, 1, x), factor, "mul")
+        zeros = scatter(astype(x_zero, dtype=int64), astype(zero, dtype=int64), "add")
+        alone = equal(gather(zeros), astype(zero, dtype=int64))
+        return g * others, where(alone, gather(g * product) / factor, 0)
     kept = astype(equal(x, result), dtype=x.dtype)
     won = astype(equal(updates, gather(result)), dtype=x.dtype)
     share = g / scatter(kept, won, "add")
