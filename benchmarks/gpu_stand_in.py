@@ -1,13 +1,14 @@
 """The CPU in the place of a GPU, for tests that ask torch for the device "cuda" by name.
 
 Factories and conversions that name the device get the CPU, tensors say that they are on a GPU, and
-the parts of `torch.cuda` that tests call do nothing. Only the names change: kernels and
-arithmetic are as they are.
+the parts of `torch.cuda` that tests call do nothing. What a library registers for torch's operators
+on a GPU is registered for the CPU. Only the names change: kernels and arithmetic are as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,13 +38,27 @@ class _OnCPU(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.device:  # a name; whoever is given it finds the CPU
+            return func(*args, **kwargs)
         if getattr(func, "__self__", None) is torch.Tensor.is_cuda:
             return True
         for name, value in kwargs.items():
             kwargs[name] = _here(value)
+        if isinstance(kwargs.get("device"), int):  # the number of a GPU
+            kwargs["device"] = torch.device("cpu")
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         return func(*(_here(a) for a in args), **kwargs)
+
+
+def _within(function: Any) -> Any:
+    """A function that torch's dispatcher calls, where no mode is on otherwise."""
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _OnCPU():
+            return function(*args, **kwargs)
+
+    return run
 
 
 class _Event:
@@ -73,6 +88,22 @@ class _Stream:
         pass
 
 
+class _Philox:
+    """The state of a GPU's generator: a seed, and how many numbers were drawn."""
+
+    def __init__(self) -> None:
+        self.state = torch.tensor([0, 0])
+
+    def get_state(self) -> torch.Tensor:
+        return self.state.clone().view(torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self.state = state.clone().view(torch.int64)
+
+    def initial_seed(self) -> int:
+        return int(self.state[0])
+
+
 def install() -> None:
     """Take the place of the GPU for the rest of this process."""
     cuda: Any = torch.cuda
@@ -95,7 +126,7 @@ def install() -> None:
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "device": lambda *_: contextlib.nullcontext(), "Event": _Event,
         "stream": lambda *_: contextlib.nullcontext(), "Stream": _Stream,
-        "device_of": lambda *_: contextlib.nullcontext(),
+        "default_generators": (_Philox(),), "device_of": lambda *_: contextlib.nullcontext(),
     }
     for name, value in {**nothing, **answers}.items():
         setattr(cuda, name, value)
@@ -115,4 +146,12 @@ def install() -> None:
             return generator(_here(device))
 
     torch.Generator = Generator  # type: ignore[misc]
+    register = torch.library.Library.impl
+
+    def impl(self: Any, name: Any, function: Any, dispatch_key: str = "", **more: Any) -> Any:
+        if dispatch_key.endswith("CUDA"):
+            dispatch_key, function = dispatch_key.removesuffix("CUDA") + "CPU", _within(function)
+        return register(self, name, function, dispatch_key, **more)
+
+    torch.library.Library.impl = impl  # type: ignore[method-assign]
     _OnCPU().__enter__()

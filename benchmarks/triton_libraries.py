@@ -12,7 +12,11 @@ autotuned kernels: trying dozens takes most of the time of some tests.
 A test that fails because its library wants a GPU (tensors on "cuda", torch.cuda, another maker's
 compiler) is counted apart from one that fails by us. With `--stand-in` the CPU answers to the name
 "cuda" (gpu_stand_in.py), so that the kernels of a library that insists on it are tried at all. The
-checkout's own folder (and `src` in it) is put on the path; nothing is installed or written.
+checkout's own folder (and `src` in it) is put on the path; nothing is installed or written. A test
+that passes without having launched a kernel says nothing about kernels, and is counted apart too.
+
+`--jobs` runs so many processes at a time, a long file in several; `--minutes` ends the whole after
+a while: what has not begun by then is named.
 
 Kernels that took more than a second of processor time to compile are named at the end.
 """
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -29,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +45,31 @@ DEMANDS = re.compile(
     r"|module 'torch\._C' has no attribute|requires a GPU|no GPU|nvcc|CUDA_HOME|tilelang|cutlass"
     r"|cuda\.tile|device type:? cuda|'cuda'.*not available|torch\.cpu.* has no attribute"
     r"|module 'torch\.cpu' has no attribute|CPUDeviceProperties|Invalid device string|bitsandbytes"
-    r"|\.is_cuda|NUM_SMS|gcnArchName",
+    r"|\.is_cuda|NUM_SMS|gcnArchName|CPU only\. There seems a mistake|CUDA (?:tensor|device)"
+    r"|support CUDA|from the 'CPU' backend|device\.type (?:==|!=|in|not in) ",
     re.IGNORECASE)
+FUNCTIONS = 20  # of a file, in one process
 SLOW = 1.0  # seconds of processor time for one kernel
-OUTCOMES = ("passed", "skipped", "wants a GPU", "failed")
+OUTCOMES = ("passed", "passed without a kernel", "skipped", "wants a GPU", "failed")
 
 
 # ---------------------------------------------------------------- inside the process of a file
 class Sampler:
     """A plugin of pytest: keeps some cases, ends long ones, and notes what became of each."""
 
-    def __init__(self, each: int, limit: int):
-        self.each, self.limit = each, limit
-        self.found: dict[str, Any] = {"cases": 0, "outcomes": {}, "reasons": {}}
+    def __init__(self, each: int, limit: int, piece: tuple[int, int]):
+        self.each, self.limit, self.piece = each, limit, piece
+        self.found: dict[str, Any] = {"cases": 0, "launches": 0, "outcomes": {}, "reasons": {}}
+        self.launched = 0  # before the test under way
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         self.found["cases"] = len(items)
         groups: dict[str, list[Any]] = {}
         for item in items:
             groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        items[:] = [item for group in groups.values() for item in spread(group, self.each)]
+        which, pieces = self.piece
+        items[:] = [item for group in list(groups.values())[which::pieces]
+                    for item in spread(group, self.each)]
 
     def pytest_runtest_setup(self, item: Any) -> None:
         def ring(*_: Any) -> None:
@@ -66,11 +77,8 @@ class Sampler:
 
         signal.signal(signal.SIGALRM, ring)
         signal.alarm(self.limit)
-        self.running(item.nodeid)
-
-    def running(self, name: str) -> None:
-        """What is under way, for the case that the process dies of it."""
-        self.found["running"] = name
+        self.launched = self.found["launches"]
+        self.found["running"] = item.nodeid  # for the case that the process dies of it
         self.save()
 
     def save(self) -> None:
@@ -88,7 +96,9 @@ class Sampler:
                 self.found["outcomes"][name] = outcome
                 self.found["reasons"][name] = reason(text)
         elif report.when == "call":
-            self.found["outcomes"].setdefault(name, "passed")
+            launched = self.found["launches"] > self.launched
+            self.found["outcomes"].setdefault(
+                name, "passed" if launched else "passed without a kernel")
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -145,6 +155,19 @@ def time_compilation(found: dict[str, Any]) -> None:
         timed(name)
 
 
+def count_launches(found: dict[str, Any]) -> None:
+    """Count the launches of kernels in this process."""
+    from terrazzo.triton_cpu.launch import Launcher
+
+    launch = Launcher.__call__
+
+    def __call__(self: Any, *args: Any) -> None:
+        found["launches"] += 1
+        launch(self, *args)
+
+    Launcher.__call__ = __call__  # type: ignore[method-assign]
+
+
 def keep_configurations(count: int) -> None:
     """Let autotuned kernels try no more than so many configurations; zero: all of them."""
     from triton.runtime.autotuner import Autotuner
@@ -162,12 +185,16 @@ def run_file(args: argparse.Namespace) -> None:
     """Run the tests of a file in this process."""
     import pytest
 
+    from terrazzo.triton_cpu.activate import activate
+
+    activate()
     if args.stand_in:
         import gpu_stand_in
 
         gpu_stand_in.install()
-    sampler = Sampler(args.each, args.limit)
+    sampler = Sampler(args.each, args.limit, args.piece)
     time_compilation(sampler.found)
+    count_launches(sampler.found)
     keep_configurations(args.configs)
     del sys.argv[1:]  # some libraries read them too
     status = pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", "--no-header",
@@ -184,9 +211,22 @@ def root_of(path: Path) -> Path:
     return next((p for p in (path, *path.parents) if (p / ".git").exists()), path)
 
 
-def run_apart(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Run a file in a process of its own; what it was at when it died is a failure."""
+def pieces(path: Path) -> list[tuple[int, int]]:
+    """A file in pieces of so many test functions: which of how many."""
+    count = math.ceil(path.read_text().count("def test_") / FUNCTIONS) or 1
+    return [(n, count) for n in range(count)]
+
+
+def run_apart(path: Path, piece: tuple[int, int], args: argparse.Namespace, end: float
+              ) -> dict[str, Any] | None:
+    """Run a piece of a file in a process of its own; what it was at when it died is a failure.
+
+    None where the time of all files is up.
+    """
     root = root_of(path)
+    limit = min(args.file_limit, end - time.monotonic())
+    if limit <= 0:
+        return None
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         folders = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -194,14 +234,15 @@ def run_apart(path: Path, args: argparse.Namespace) -> dict[str, Any]:
             "TZ_LIBRARY_OUT": out.name, "TRITON_DEFAULT_BACKEND": "cpu",
             "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, __file__, str(path), "--each", str(args.each),
-                   "--limit", str(args.limit), "--configs", str(args.configs), "--inside",
+                   "--limit", str(args.limit), "--configs", str(args.configs),
+                   "--piece", *map(str, piece),
                    *(["--stand-in"] if args.stand_in else [])]
         try:
             done = subprocess.run(command, cwd=root, env=environment, capture_output=True,
-                                  text=True, timeout=args.file_limit)
+                                  text=True, timeout=limit)
             ended = f"the process ended with {done.returncode}: {done.stderr[-200:]}"
         except subprocess.TimeoutExpired:
-            ended = f"the file took longer than {args.file_limit} s"
+            ended = f"the file took longer than {limit:.0f} s"
         text = Path(out.name).read_text()
     found: dict[str, Any] = json.loads(text) if text else {
         "cases": 0, "outcomes": {str(path): "failed"}, "reasons": {str(path): ended}}
@@ -211,6 +252,21 @@ def run_apart(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def together(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the pieces of a file gave."""
+    whole: dict[str, Any] = {"cases": max((f["cases"] for f in found), default=0)}
+    for key in ("outcomes", "reasons", "slow"):
+        whole[key] = {k: v for f in found for k, v in f.get(key, {}).items()}
+    return whole
+
+
+def row(name: str, found: list[dict[str, Any]]) -> str:
+    """A line of the table."""
+    counts = Counter(outcome for f in found for outcome in f["outcomes"].values())
+    numbers = [sum(f["cases"] for f in found), counts.total(), *(counts[o] for o in OUTCOMES)]
+    return f"| {name} | {' | '.join(map(str, numbers))} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("path", type=Path, nargs="+", help="folders or files of tests")
@@ -218,31 +274,42 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=2, help="of an autotuned kernel; 0: all")
     parser.add_argument("--limit", type=int, default=60, help="seconds for a case")
     parser.add_argument("--file-limit", type=int, default=900, help="seconds for a file")
+    parser.add_argument("--jobs", type=int, default=1, help="files at a time")
+    parser.add_argument("--minutes", type=float, default=1e6, help="for all files together")
     parser.add_argument("--stand-in", action="store_true", help='the CPU answers to "cuda"')
     parser.add_argument("--only", default="", help="a pattern for names of files")
     parser.add_argument("--json", type=Path, help="write outcomes and reasons there")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--piece", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.inside:
+    if args.piece:
         run_file(args)
         return
     files = [f.resolve() for path in args.path for f in (
         sorted(path.rglob("test_*.py")) if path.is_dir() else [path])
         if re.search(args.only, f.name)]
-    totals: Counter[str] = Counter()
+    end = time.monotonic() + 60 * args.minutes
     everything: dict[str, Any] = {}
-    print(f"| file | cases | run | {' | '.join(OUTCOMES)} |\n|---|---|---|---|---|---|---|")
-    for path in files:
-        found = everything[str(path)] = run_apart(path, args)
-        counts = Counter(found["outcomes"].values())
-        totals += Counter({"cases": found["cases"], "run": len(found["outcomes"]), **counts})
-        row = [found["cases"], len(found["outcomes"]), *(counts[o] for o in OUTCOMES)]
-        print(f"| {path.name} | {' | '.join(map(str, row))} |", flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(everything, indent=1))
-    row = [totals["cases"], totals["run"], *(totals[o] for o in OUTCOMES)]
-    print(f"| all | {' | '.join(map(str, row))} |\n")
-    for path_, found in everything.items():
+    parts: dict[Path, list[dict[str, Any]]] = {path: [] for path in files}
+    left_out = set()
+    print(f"| file | cases | run | {' | '.join(OUTCOMES)} |\n|---|---|---|{'---|' * len(OUTCOMES)}")
+    with ThreadPoolExecutor(args.jobs) as pool:
+        running = {pool.submit(run_apart, path, piece, args, end): path
+                   for path in files for piece in pieces(path)}
+        for done in as_completed(running):
+            path, found = running[done], done.result()
+            if found is None:
+                left_out.add(path.name)
+                continue
+            parts[path].append(found)
+            everything[str(path)] = together(parts[path])
+            if len(parts[path]) == len(pieces(path)):
+                print(row(path.name, [everything[str(path)]]), flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(everything, indent=1))
+    print(row("all", list(everything.values())) + "\n")
+    if left_out:
+        print("not begun, or not to the end:", *sorted(left_out))
+    for path_, found in sorted(everything.items()):
         for name, why in found["reasons"].items():
             if found["outcomes"][name] == "failed":
                 print(f"failed: {Path(path_).name}::{name.rpartition('::')[2]}: {why}")

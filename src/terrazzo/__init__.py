@@ -6,11 +6,14 @@ the package loads that part alone, as Triton does its backend.
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # `knobs` here, as the module of the same name would take its place.
 from terrazzo.knobs import knobs as knobs
 from terrazzo.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from terrazzo.public import *  # noqa: F403
 
 
 def _load() -> dict[str, Any]:

@@ -242,3 +242,50 @@ def test_any_number_survives_being_a_pointer() -> None:
     which, y = torch.randint(0, 2, (32,)), torch.empty(32, dtype=torch.int64)
     _round_trip[(1,)](a, b, which, y, 32)
     assert torch.equal(y, torch.where(which > 0, a, b + 4))
+
+
+@triton.jit
+def _both(a, b, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    pointers = tl.cat(a + i, b + (BLOCK - 1 - i), can_reorder=True)
+    x = tl.load(pointers)
+    tl.store(pointers, x + 1)
+    tl.store(y + tl.arange(0, 2 * BLOCK), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_tiles_of_pointers_side_by_side(dtype: torch.dtype) -> None:
+    a, b = (torch.randint(0, 100, (16,)).to(dtype) for _ in range(2))
+    old_a, old_b, y = a.clone(), b.clone(), torch.empty(32, dtype=dtype)
+    _both[(1,)](a, b, y, 16)
+    assert torch.equal(y, torch.cat([old_a, old_b.flip(0)]))
+    assert torch.equal(a, old_a + 1) and torch.equal(b, old_b + 1)
+
+
+@triton.jit
+def _both_in_turns(a, b, y, turns, BLOCK: tl.constexpr):
+    i = tl.arange(0, 2 * BLOCK)
+    pointers = y + i
+    for _ in range(turns):  # from one tensor to two others
+        tl.store(pointers, i.to(tl.float32))
+        half = tl.arange(0, BLOCK)
+        pointers = tl.cat(a + half, b + half, can_reorder=True)
+
+
+def test_a_loop_goes_on_with_them() -> None:
+    a, b, y = torch.zeros(16), torch.zeros(16), torch.zeros(32)
+    _both_in_turns[(1,)](a, b, y, 2, 16)
+    assert torch.equal(y, torch.arange(32.0)) and torch.equal(torch.cat([a, b]), y)
+
+
+@triton.jit
+def _permuted(x, order, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    pointers = tl.gather(x + i, tl.load(order + i), 0)
+    tl.store(y + i, tl.load(pointers))
+
+
+def test_pointers_picked_from_a_tile() -> None:
+    x, order, y = torch.randn(32), torch.randperm(32).int(), torch.empty(32)
+    _permuted[(1,)](x, order, y, 32)
+    assert torch.equal(y, x[order.long()])

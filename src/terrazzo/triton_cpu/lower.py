@@ -143,7 +143,9 @@ class Lowering:
     def stored(self, type_: Type, buffer: Buffer, dtype: DType | None = None) -> Value:
         """A value that lies in a buffer, row-major."""
         shape = type_.shape
-        value = Value(type_, lambda i: cast(buffer[flat(shape, i)], dtype or buffer.dtype))
+        value = Value(type_, lambda i: pointers.kept(self, type_, buffer, flat(shape, i)))
+        if dtype is not None:
+            value.compute = lambda i: cast(buffer[flat(shape, i)], dtype)
         value.buffer = buffer
         return value
 
@@ -151,18 +153,19 @@ class Lowering:
         """Write a tile into a local buffer, unless it lies in one already."""
         if value.buffer is None:
             type_ = value.type
-            buffer = self.local(name, dtype_of(type_.elem), type_.count)
+            buffer = self.local(name, pointers.memory_type(type_), type_.count)
             self.emit(self.nest(type_.shape, lambda i: [
-                Write(buffer, flat(type_.shape, i), value.scalar(i))]))
+                Write(buffer, flat(type_.shape, i), pointers.number(self, value, i))]))
             self.keep(value, buffer)
         assert value.buffer is not None
         return value.buffer
 
     def keep(self, value: Value, buffer: Buffer) -> None:
         """From now on a value is read from a buffer that holds it."""
-        shape = value.type.shape
+        type_ = value.type
         self.kept.append((value, value.compute, value.buffer, value.weight))
-        value.buffer, value.compute = buffer, lambda i: buffer[flat(shape, i)]
+        value.buffer = buffer
+        value.compute = lambda i: pointers.kept(self, type_, buffer, flat(type_.shape, i))
         forget_elements()
         self.pending = [p for p in self.pending if p[1] is not value]
         self.deferred = [p for p in self.deferred if p[1] is not value]

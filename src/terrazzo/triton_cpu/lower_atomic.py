@@ -14,10 +14,11 @@ from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.lower_memory import only_alive
 from terrazzo.triton_cpu.nest import Write
 from terrazzo.triton_cpu.patience import Patience
-from terrazzo.triton_cpu.pointers import as_type
+from terrazzo.triton_cpu.pointers import as_type, kept
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import (
     UNSIGNED,
+    Element,
     Indices,
     Pointer,
     Value,
@@ -173,10 +174,10 @@ def _gather(lowering: Lowering, op: Op) -> None:
     for n in shape[axis + 1:]:
         stride *= n
 
-    def element(i: Indices) -> Scalar:
+    def element(i: Indices) -> Element:
         rest = flat(shape, (*i[:axis], 0, *i[axis + 1:]))
         along = call("mul", cast(indices.scalar(i), int64), Const(int64, stride))
-        return buffer[call("add", FromIndex(int64, rest), along)]
+        return kept(lowering, source.type, buffer, call("add", FromIndex(int64, rest), along))
 
     value = lowering.define(op, element)
     lowering.materialise(value, "gathered")

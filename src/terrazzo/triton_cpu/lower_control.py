@@ -17,7 +17,7 @@ from terrazzo.scalar import Const, FromIndex, Load, Scalar, call, cast, loads
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
 from terrazzo.triton_cpu.patience import Patience
-from terrazzo.triton_cpu.pointers import address, pointer_to
+from terrazzo.triton_cpu.pointers import address, kept, memory_type
 from terrazzo.triton_cpu.ttir import Block, Op, Type, walk
 from terrazzo.triton_cpu.uses import LAZY, find_uses
 from terrazzo.triton_cpu.values import Indices, Pointer, Value, constant_value, dtype_of, flat
@@ -70,8 +70,8 @@ class Carried:
         self.lowering, self.type = lowering, type_
         self.base: Buffer | None = None
         self.absolute = type_.pointer and lowering.uses.roots.get(name) is None
-        dtype = int64 if type_.pointer else dtype_of(type_.elem)
-        self.buffer = lowering.local(name.strip("%").replace("#", "_"), dtype, type_.count)
+        self.buffer = lowering.local(name.strip("%").replace("#", "_"), memory_type(type_),
+                                     type_.count)
         if init is not None:
             self.store(init)
 
@@ -98,9 +98,8 @@ class Carried:
         if not self.type.pointer:
             return self.lowering.stored(self.type, buffer)
         if self.absolute:
-            dtype = dtype_of(self.type.elem)
-            return Value(self.type, lambda i: pointer_to(
-                self.lowering, buffer[flat(shape, i)], dtype))
+            return Value(self.type, lambda i: kept(
+                self.lowering, self.type, buffer, flat(shape, i)))
         base = self.base
         assert base is not None
         return Value(self.type, lambda i: Pointer(base, buffer[flat(shape, i)]))

@@ -10,9 +10,9 @@ from terrazzo.loop.ir import Buffer
 from terrazzo.scalar import Const, FromIndex, Scalar, call
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
-from terrazzo.triton_cpu.pointers import choose
+from terrazzo.triton_cpu.pointers import choose, memory_type, number
 from terrazzo.triton_cpu.ttir import Op
-from terrazzo.triton_cpu.values import Indices, Pointer, Value, dtype_of, flat, unflat
+from terrazzo.triton_cpu.values import Indices, Pointer, Value, flat, unflat
 
 
 def _make_range(lowering: Lowering, op: Op) -> None:
@@ -63,8 +63,8 @@ def _join(lowering: Lowering, op: Op) -> None:
 
 def _split(lowering: Lowering, op: Op) -> None:
     source = lowering.operand(op, 0)
-    for number, (name, type_) in enumerate(zip(op.results, op.types, strict=True)):
-        lowering.env[name] = Value(type_, partial(_part, source, number))
+    for part, (name, type_) in enumerate(zip(op.results, op.types, strict=True)):
+        lowering.env[name] = Value(type_, partial(_part, source, part))
 
 
 def _part(source: Value, number: int, i: Indices) -> Scalar | Pointer:
@@ -74,15 +74,16 @@ def _part(source: Value, number: int, i: Indices) -> Scalar | Pointer:
 def _cat(lowering: Lowering, op: Op) -> None:
     a, b = (lowering.operand(op, n) for n in (0, 1))
     size = a.type.shape[0]
-    buffer = lowering.local("cat", dtype_of(op.type.elem), op.type.count)
+    buffer = lowering.local("cat", memory_type(op.type), op.type.count)
     rest = a.type.count // size
     for start, part in ((0, a), (size * rest, b)):
-        lowering.emit(lowering.nest(part.type.shape, partial(_copy, part, buffer, start)))
+        lowering.emit(lowering.nest(part.type.shape, partial(_copy, lowering, part, buffer, start)))
     lowering.env[op.results[0]] = lowering.stored(op.type, buffer)
 
 
-def _copy(source: Value, target: Buffer, start: int, i: Indices) -> list[Write]:
-    return [Write(target, flat(source.type.shape, i) + start, source.scalar(i))]
+def _copy(lowering: Lowering, source: Value, target: Buffer, start: int, i: Indices
+          ) -> list[Write]:
+    return [Write(target, flat(source.type.shape, i) + start, number(lowering, source, i))]
 
 
 HANDLERS: dict[str, Handler] = {

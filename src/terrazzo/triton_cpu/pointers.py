@@ -13,7 +13,8 @@ from terrazzo.dtypes import DType, int64
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer
 from terrazzo.scalar import Const, FromIndex, Scalar, call, where
-from terrazzo.triton_cpu.values import Element, Indices, Pointer, Value
+from terrazzo.triton_cpu.ttir import Type
+from terrazzo.triton_cpu.values import Element, Indices, Pointer, Value, dtype_of
 
 if TYPE_CHECKING:
     from terrazzo.triton_cpu.lower import Lowering
@@ -109,6 +110,18 @@ def choose(lowering: Lowering, condition: Scalar, yes: Element, no: Element) -> 
         rest = where(condition, *(Const(int64, 0) if p.rest is None else p.rest
                                   for p in (yes, no)))
     return Pointer(yes.buffer, where(condition, yes.offset, no.offset), rest)
+
+
+def memory_type(type_: Type) -> DType:
+    """What a tile is kept as in memory: of pointers, the addresses are."""
+    return int64 if type_.pointer else dtype_of(type_.elem)
+
+
+def kept(lowering: Lowering, type_: Type, buffer: Buffer, place: Index | Scalar) -> Element:
+    """An element of a tile that lies in memory, as `memory_type` says."""
+    if type_.pointer:
+        return pointer_to(lowering, buffer[place], dtype_of(type_.elem))
+    return buffer[place]
 
 
 def number(lowering: Lowering, value: Value, i: Indices) -> Scalar:
