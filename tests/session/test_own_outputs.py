@@ -102,6 +102,14 @@ MODELS: dict[str, Any] = {
     "Loop of turns": model(
         [node("Loop", ["n", "", "w"], ["y"], body=BODY)], [info("y")],
         [WEIGHT, helper.make_tensor("n", TensorProto.INT64, (), [2])]),
+    "encoders": model(
+        [node("OneHotEncoder", ["t"], ["y"], domain="ai.onnx.ml", cats_strings=["b", "a"]),
+         node("LabelEncoder", ["t"], ["z"], domain="ai.onnx.ml", keys_strings=["a", "b"],
+              values_strings=["c", "d"]),
+         node("LabelEncoder", ["t"], ["n"], domain="ai.onnx.ml", keys_strings=["a"],
+              values_int64s=[5])],
+        [info("y", FLOAT, (2, 2)), info("z", TensorProto.STRING, (2,)),
+         info("n", TensorProto.INT64, (2,))], [TEXTS]),
     "reference": model(
         [node("StringNormalizer", ["t"], ["y"]), node("Identity", ["x"], ["z"])],
         [info("y", TensorProto.STRING, (2,)), info("z")], [TEXTS]),
@@ -123,6 +131,21 @@ def test_of_sessions_asked_for_an_output_twice(case: str) -> None:
     session = Session(MODELS[case])
     name = session.outputs[0].name
     held(lambda: session.run({"x": X.copy()}, [name, name]), [])
+
+
+@pytest.mark.onnx
+def test_dictionaries_of_a_run_are_its_own() -> None:
+    session = Session(model([node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml",
+                                  classlabels_int64s=[7, 5, 6])],
+                            [onnx.ValueInfoProto(name="y")], (), [info("x", FLOAT, ("n", 3))]))
+    for rows in (1, 4, 1):
+        x = np.arange(3.0 * rows, dtype=np.float32).reshape(rows, 3)
+        for _ in range(3):
+            (found, again) = session.run({"x": x}, ["y", "y"])
+            assert found == again == [{5: r[1], 6: r[2], 7: r[0]} for r in x.tolist()]
+            assert list(found[0]) == [5, 6, 7] and found[0] is not again[0]
+            found[0].clear()
+            found.clear()
 
 
 @pytest.mark.onnx

@@ -122,29 +122,31 @@ class Block:
         weights = self.weights if env.keys().isdisjoint(self.weights) else {
             n: w for n, w in self.weights.items() if n not in env}
         position: Position | None = self.start
-        fresh: set[str] = set()  # what compiled code has made in this run
+        fresh: set[str] = set()  # what was made in this run
         while position is not None and position.nodes:
             part = self._part(position, values, weights)
             if part.call is not None:
-                results = part.call(part.form.arrays(part.imported.inputs, values))
-                values.update(zip(part.imported.outputs, results, strict=True))
+                values.update(zip(part.imported.outputs, part.call(
+                    part.form.arrays(part.imported.inputs, values)), strict=True))
                 fresh.update(part.imported.outputs)
             values.update(part.imported.constants)
             for node, step in part.host:
-                made = step.run(values)
-                if any(node.output[len(made):]):
+                made, names = step.run(values), step.outputs
+                if len(made) < len(names) and any(names[len(made):]):
                     raise ModelError(f"{node_text(node)} makes {len(made)} outputs, the model "
-                                     f"reads {len(node.output)}", where=self.setting.where or None)
-                for name, result in zip(node.output, made, strict=False):
+                                     f"reads {len(names)}", where=self.setting.where or None)
+                for name, result in zip(names, made, strict=False):
                     if name:
                         values[name] = result
+                        if step.makes:
+                            fresh.add(name)
             position = part.rest
-        names = self.wanted if wanted is None else wanted
+        results = self.wanted if wanted is None else wanted
         if not own:
-            return [values[n] for n in names]
+            return [values[n] for n in results]
         # A host step may hand on what it was given, or what it keeps from run to run.
-        return [values[n] if n in fresh and n not in names[:i] else copied(values[n])
-                for i, n in enumerate(names)]
+        return [values[n] if n in fresh and n not in results[:i] else copied(values[n])
+                for i, n in enumerate(results)]
 
     # ------------------------------------------------------------ planning
     def _part(self, position: Position, values: Mapping[str, Any],

@@ -23,7 +23,7 @@ from terrazzo.frontends.onnx.model import node_text, outer_names, tensor_array
 from terrazzo.frontends.onnx.registry import attribute_value
 from terrazzo.graph.ir import TensorType
 from terrazzo.session import host_microsoft, host_ml, host_strings
-from terrazzo.session.host_ops import HOST_OPS
+from terrazzo.session.host_ops import HOST_OPS, MAKERS, NodeAttributes
 from terrazzo.session.reference import ReferenceNode
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class HostStep(Protocol):
     """A node that the host runs."""
 
     where: str  # "host" or "reference"
+    makes: bool  # whether its results are new in every run
+    outputs: tuple[str, ...]  # their names, "" for those that nobody reads
 
     def run(self, env: Env) -> Sequence[Any]:
         """The node's outputs in order."""
@@ -54,8 +56,10 @@ class HostStep(Protocol):
 
 
 class _Step:
-    def __init__(self, node: Any, function: Callable[[Env], Sequence[Any]], where: str = "host"):
-        self.node, self.function, self.where = node, function, where
+    def __init__(self, node: Any, function: Callable[[Env], Sequence[Any]], where: str = "host",
+                 makes: bool = False):
+        self.node, self.function, self.where, self.makes = node, function, where, makes
+        self.outputs = tuple(node.output)
 
     def run(self, env: Env) -> Sequence[Any]:
         try:
@@ -77,7 +81,7 @@ def host_step(node: Any, why: str, block: Block) -> HostStep:
     if missing is not None:
         raise ModelError(f"{node_text(node)} has no {missing}", where=setting.where or None)
     domain = "" if node.domain == "ai.onnx" else node.domain
-    attrs = {a.name: attribute_value(a, setting.where) for a in node.attribute}
+    attrs = NodeAttributes({a.name: attribute_value(a, setting.where) for a in node.attribute})
     if not domain and node.op_type in CONTROL:
         try:
             return _Step(node, CONTROL[node.op_type](node, attrs, block))
@@ -85,12 +89,12 @@ def host_step(node: Any, why: str, block: Block) -> HostStep:
             raise _no_sense(node, error) from error
     function = HOST_OPS.get((domain, node.op_type))
     if function is not None:
-        version = setting.opsets.get(domain, 1)
+        version, names = setting.opsets.get(domain, 1), tuple(node.input)
 
         def run(env: Env) -> Sequence[Any]:
-            return function(attrs, version, [env[n] if n else None for n in node.input])
+            return function(attrs, version, [env[n] if n else None for n in names])
 
-        return _Step(node, run)
+        return _Step(node, run, makes=(domain, node.op_type) in MAKERS)
     body = _defining_function(node, block)
     if body is not None:
         return _Step(node, body)

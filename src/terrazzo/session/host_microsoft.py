@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ def _murmur_hash(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]
     return [hashed if attrs.get("positive", 1) else hashed.view(np.int32)]
 
 
+@lru_cache(maxsize=1 << 16)  # words come again and again
 def _murmur(data: bytes, seed: int) -> int:
     mask, h = 0xFFFFFFFF, seed
 

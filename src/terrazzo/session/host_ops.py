@@ -21,10 +21,15 @@ Attrs = Mapping[str, Any]
 HostOp = Callable[[Attrs, int, Sequence[Any]], list[Any]]
 
 HOST_OPS: dict[tuple[str, str], HostOp] = {}
+MAKERS: set[tuple[str, str]] = set()  # those whose results are new in every run
 
 
-def host_op(*operators: str, domain: str = "") -> Callable[[HostOp], HostOp]:
-    """Enter a function under the names of operators; what numpy rejects is the model's mistake."""
+def host_op(*operators: str, domain: str = "", makes: bool = False
+            ) -> Callable[[HostOp], HostOp]:
+    """Enter a function under the names of operators; what numpy rejects is the model's mistake.
+
+    One that `makes` its results hands on nothing that it was given or keeps.
+    """
 
     def register(function: HostOp) -> HostOp:
         for operator in operators:
@@ -39,9 +44,28 @@ def host_op(*operators: str, domain: str = "") -> Callable[[HostOp], HostOp]:
                                      ) from error
 
             HOST_OPS[domain, operator] = run
+            if makes:
+                MAKERS.add((domain, operator))
         return function
 
     return register
+
+
+class NodeAttributes(dict[str, Any]):
+    """The attributes of one node, and what was made of them once for all runs."""
+
+    def __init__(self, attrs: Attrs):
+        super().__init__(attrs)
+        self.made: dict[str, Any] = {}
+
+
+def once(attrs: Attrs, name: str, make: Callable[[], Any]) -> Any:
+    """What is made of the attributes alone: kept under a name, where there is a node to keep it."""
+    if not isinstance(attrs, NodeAttributes):
+        return make()
+    if name not in attrs.made:
+        attrs.made[name] = make()
+    return attrs.made[name]
 
 
 def given(inputs: Sequence[Any], i: int) -> Any:
@@ -269,7 +293,10 @@ def _string_normalizer(attrs: Attrs, version: int, inputs: Sequence[Any]) -> lis
     if x.ndim not in (1, 2) or x.shape[:-1] not in ((), (1,)):
         raise ModelError(f"StringNormalizer takes strings of shape [C] or [1, C], not {x.shape}")
     compared: Callable[[str], str] = str if attrs.get("is_case_sensitive", 0) else str.lower
-    stopped = {compared(word) for word in attrs.get("stopwords", ())}
+    stopped = once(attrs, "stopped", lambda: {compared(w) for w in attrs.get("stopwords", ())})
     case = _CASES[attrs.get("case_change_action", "NONE")]
-    kept = [case(text) for text in x.reshape(-1) if compared(text) not in stopped] or [""]
+    texts = x.reshape(-1).tolist()
+    if stopped:
+        texts = [text for text in texts if compared(text) not in stopped]
+    kept = list(map(case, texts)) or [""]
     return [np.array(kept, object).reshape(*x.shape[:-1], -1)]

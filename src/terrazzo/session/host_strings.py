@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from terrazzo.errors import ModelError
 from terrazzo.frontends.onnx.strings import NUMBERS, STRINGS, WORDS
 from terrazzo.frontends.onnx.types import STRING, dtype_of
-from terrazzo.session.host_ops import Attrs, given, host_op
+from terrazzo.session.host_ops import Attrs, given, host_op, once
 
 _FLOAT = re.compile(r"\s*([+-]?(?:inf(?:inity)?|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))",
                     re.IGNORECASE)
@@ -178,43 +179,55 @@ def _split(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
 
 
 # ---------------------------------------------------------------- names for numbers
-@host_op(WORDS, domain=STRINGS)
+@host_op(WORDS, domain=STRINGS, makes=True)
 def _words(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     """The string that a number stands for."""
-    return [np.array(attrs["words"], object)[inputs[0]]]
+    words = once(attrs, "words", lambda: np.array(attrs["words"], object))
+    return [np.asarray(words[inputs[0]], object)]
 
 
-@host_op(NUMBERS, domain=STRINGS)
+@host_op(NUMBERS, domain=STRINGS, makes=True)
 def _numbers(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     """The number that stands for a string, and -1 where there is none."""
     x = np.asarray(inputs[0], object)
-    table = {word: number for number, word in reversed(list(enumerate(attrs["words"])))}
-    return [np.array([table.get(t, -1) for t in x.reshape(-1)], np.int64).reshape(x.shape)]
+    table = once(attrs, "table", lambda: {
+        word: number for number, word in reversed(list(enumerate(attrs["words"])))})
+    return [np.array(list(map(table.get, x.reshape(-1).tolist(), repeat(-1))), np.int64).reshape(
+        x.shape)]
 
 
 # ---------------------------------------------------------------- tokens
-@host_op("Tokenizer", domain="com.microsoft")
+@host_op("Tokenizer", domain="com.microsoft", makes=True)
 def _tokenizer(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     """Texts cut into tokens, a row each, filled up to the longest."""
     x = np.asarray(inputs[0], object)
-    separators, expression = attrs.get("separators"), attrs.get("tokenexp")
-    least = attrs.get("mincharnum", 1)
-    if (separators is None) == (expression is None):
-        raise ModelError("Tokenizer needs either separators or a tokenexp")
-    if expression is not None:
-        pattern = re.compile(expression)
-        rows = [[t for m in pattern.finditer(text) if len(t := m[0]) >= max(least, 1)]
-                for text in x.reshape(-1)]
-    elif list(separators or ()) == [""]:
-        rows = [list(text) for text in x.reshape(-1)]
-    else:
-        rows = [_cut(text, [re.compile(s) for s in separators or ()], least)
-                for text in x.reshape(-1)]
+    cut = once(attrs, "cut", lambda: _tokens(attrs))
+    rows: list[list[str]] = list(map(cut, x.reshape(-1).tolist()))
     if attrs.get("mark", 0):
         rows = [["\x02", *row, "\x03"] for row in rows]
     longest = max(map(len, rows), default=0)
-    filled = [t for row in rows for t in (*row, *[attrs["pad_value"]] * (longest - len(row)))]
+    padding = [attrs["pad_value"]] * longest
+    filled = list(chain.from_iterable(chain(row, padding[len(row):]) for row in rows))
     return [strings(filled, (*x.shape, longest))]
+
+
+def _tokens(attrs: Attrs) -> Callable[[str], list[str]]:
+    """How a text is cut into tokens."""
+    separators, expression = attrs.get("separators"), attrs.get("tokenexp")
+    least = max(attrs.get("mincharnum", 1), 1)
+    if (separators is None) == (expression is None):
+        raise ModelError("Tokenizer needs either separators or a tokenexp")
+    if expression is None and list(separators or ()) == [""]:
+        return list
+    if expression is None:
+        patterns = [re.compile(s) for s in separators or ()]
+        return lambda text: _cut(text, patterns, least)
+    pattern = re.compile(expression)
+    if pattern.groups:
+        return lambda text: [t for m in pattern.finditer(text) if len(t := m[0]) >= least]
+    if least == 1:
+        return lambda text: list(filter(None, pattern.findall(text)))
+    return lambda text: [t for t in pattern.findall(text) if len(t) >= least]
 
 
 def _cut(text: str, separators: Sequence[re.Pattern[str]], least: int) -> list[str]:
