@@ -309,3 +309,45 @@ def test_gradients_of_tangents() -> None:
         tangent = forward_ad.unpack_dual(tz.exp(forward_ad.make_dual(x, t))).tangent
         (found,) = torch.autograd.grad(tangent.sum(), x)
     torch.testing.assert_close(found, x.detach().exp() * t)
+
+
+# ---------------------------------------------------------------- numbers
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "int64"])
+def test_numbers_beside_tensors_and_arrays(kind: str) -> None:
+    """Every value of a number counts, with one entry for all; so does its type."""
+    x = torch.arange(6).reshape(2, 3).to(getattr(torch, kind))
+
+    @tz.op
+    def scaled(x: Any, a: Any, b: Any) -> Any:
+        return x * a + b
+
+    mixed = tz.jit(lambda x, a, b: x * a + b)
+    for function in (scaled, mixed):
+        for a, b in ((2.0, 1.0), (3.0, -1.0), (0.0, -0.0), (2.0, 4.0), (float("inf"), 1.0)):
+            want = x * a + b
+            got = function(x, a, b)
+            assert got.dtype == want.dtype or kind == "int64"
+            np.testing.assert_allclose(got.double(), want.double())
+            if kind == "float64":
+                np.testing.assert_allclose(function(x.numpy(), a, b), want)
+    np.testing.assert_allclose(scaled(x, 2, 3).double(), (x * 2 + 3).double())
+    np.testing.assert_allclose(scaled(x, a=2.0, b=3.0).double(), (x * 2.0 + 3.0).double())
+
+
+def test_numbers_beside_tensors_that_are_learned() -> None:
+    x = floats(3, 4, requires_grad=True)
+    function = tz.jit(lambda x, a, b: tz.sum(x * x * a + b))
+    for a, b in ((2.0, np.float32(1)), (3.0, np.float32(2)), (0.5, np.asarray(3, np.float32))):
+        with torch.no_grad():
+            plain = function(x, a, b)
+        result = function(x, a, b)
+        (gradient,) = torch.autograd.grad(result, [x])
+        np.testing.assert_allclose(gradient, 2 * a * x.detach(), rtol=1e-6)
+        np.testing.assert_allclose(plain, result.detach())
+
+
+def test_attributes_that_are_floats_are_a_part_of_the_program() -> None:
+    x = floats(3, 4)
+    for slope in (0.1, 0.2, 0.1):
+        expected = torch.nn.functional.leaky_relu(x, slope)
+        np.testing.assert_allclose(tz.leaky_relu(x, slope), expected, rtol=1e-6)

@@ -118,13 +118,18 @@ class Compiled:
         if any(isinstance(leaf, Value) for leaf in leaves):
             return self.function(*args, **kwargs)
         entry = self.family(leaves, rebuild, table).entry(leaves, table)
-        flat = None if kwargs else fastcall.key_of(args)
+        given: list[Any] = []
+        self.key(args, kwargs, given)
+        # Where every argument is one leaf, the key is quicker to make.
+        plain = not kwargs and len(given) == len(args) and all(
+            a is b for a, b in zip(given, args, strict=True))
+        flat = fastcall.key_of(args) if plain else None
         if len(table.entries) >= MOST_ENTRIES:
             table.entries.clear()
         if flat is not None:
-            table.entries[flat] = entry
+            table.entries[flat] = _with_numbers(entry, leaves, given)
         elif key is not None:
-            table.entries[key] = _with_numbers(entry, leaves, args, kwargs, self)
+            table.entries[key] = _with_numbers(entry, leaves, given)
         return entry(leaves)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -476,17 +481,16 @@ def _number(number: Any, dtype: DType) -> np.ndarray:
                             ) from None
 
 
-def _with_numbers(entry: Callable[..., Any], arrays: Sequence[Any], args: Sequence[Any],
-                  kwargs: dict[str, Any], function: Compiled) -> Callable[..., Any]:
+def _with_numbers(entry: Callable[..., Any], arrays: Sequence[Any], given: Sequence[Any]
+                  ) -> Callable[..., Any]:
     """The entry for leaves among which are numbers, which go in as arrays of these types."""
-    leaves: list[Any] = []
-    function.key(args, kwargs, leaves)
-    numbers = [(i, _dtype(a)) for i, (leaf, a) in enumerate(zip(leaves, arrays, strict=True))
+    numbers = [(i, _dtype(a)) for i, (leaf, a) in enumerate(zip(given, arrays, strict=True))
                if leaf is not a]
     if not numbers:
         return entry
 
-    def run(leaves: list[Any]) -> Any:
+    def run(leaves: Sequence[Any]) -> Any:
+        leaves = list(leaves)
         for i, dtype in numbers:
             leaves[i] = _number(leaves[i], dtype)
         return entry(leaves)

@@ -35,7 +35,10 @@ def is_array(x: Any) -> bool:
 
 
 def key_of(args: Sequence[Any]) -> Hashable:
-    """What an entry depends on: the layout and type of every argument; None for anything else."""
+    """What an entry depends on: the layout and type of every argument; None for anything else.
+
+    Of a Python float, only that it is one.
+    """
     key: Hashable = ()
     try:
         for a in args:
@@ -45,6 +48,8 @@ def key_of(args: Sequence[Any]) -> Hashable:
             elif kind in _tensor_types:
                 key = (key, a.shape, a.stride(), a.dtype, _is_seen_otherwise(a),
                        (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
+            elif kind is float:
+                key = (key, float)
             elif hasattr(a, "data_ptr"):
                 _welcome(a)
                 return key_of(args)
@@ -149,8 +154,11 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
     direct = getattr(executable, "call_numpy", None) is not None
     if direct and _numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable), threads)
-    if direct and arrays and all(hasattr(a, "data_ptr") for a in arrays):
-        return _direct(executable, structure, arrays, _torch_ways(executable), threads)
+    numbers = [i for i, a in enumerate(arrays) if type(a) is _ndarray and a.ndim == 0]
+    if direct and len(numbers) < len(arrays) and (not numbers or _numpy_layout_known()) and all(
+            hasattr(a, "data_ptr") for i, a in enumerate(arrays) if i not in numbers):
+        quick = _direct(executable, structure, arrays, _torch_ways(executable), threads)
+        return _beside_tensors(quick, numbers) if numbers else quick
     options = {"threads": threads} if threads else {}
 
     def run(args: Sequence[Any]) -> Any:
@@ -175,6 +183,38 @@ def remembering(executable: Any, threads: int = 0) -> Callable[[Sequence[Any]], 
                 entries.clear()
             entries[key] = entry(executable, structure, arrays, threads)
         return results
+
+    return run
+
+
+class _InMemory:
+    """A number in an array, handed over as a tensor is."""
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, array: np.ndarray, address: int):
+        self.array, self.address = array, address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.array
+
+
+def _beside_tensors(quick: Callable[..., Any], numbers: Sequence[int]) -> Callable[..., Any]:
+    """An entry for tensors that takes numbers in arrays as well, at these places."""
+    from terrazzo.codegen.llvm.program import NUMPY_DATA
+
+    at = ctypes.c_int64.from_address
+
+    def run(args: Sequence[Any]) -> Any:
+        args = list(args)
+        for i in numbers:
+            a = args[i]
+            if type(a) is _ndarray:  # else a tensor already, on the way through autograd
+                args[i] = _InMemory(a, at(id(a) + NUMPY_DATA).value)
+        return quick(args)
 
     return run
 
