@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import multiprocessing
 import pickle
 from collections import namedtuple
@@ -139,6 +140,13 @@ def test_keywords_are_tensors_or_attributes() -> None:
     np.testing.assert_allclose(slopes[1], 3 * X + 2, rtol=1e-6, atol=1e-6)
     with pytest.raises(ArgumentError, match="has no argument 'other'"):
         tz.relu(X, other=X)
+
+
+def test_operators_look_like_functions() -> None:
+    assert str(inspect.signature(tz.softmax)) == "(x, *, axis=-1)"
+    assert str(inspect.signature(Layer(1).forward)) == "(x, *, times=1)"
+    assert Layer(1).forward.__doc__ == "x weighed" and Layer.forward.__name__ == "forward"
+    assert inspect.getdoc(tz.relu) == tz.relu.doc
 
 
 # ---------------------------------------------------------------- results
@@ -296,6 +304,8 @@ def test_axes_as_torch_names_them() -> None:
     np.testing.assert_array_equal(tz.concat([X, X], dim=1), np.concatenate([X, X], axis=1))
     with pytest.raises(ArgumentError, match="no argument 'dim'"):
         tz.exp(X, dim=1)
+    with pytest.raises(ArgumentError, match="dim= and axis=, which mean the same"):
+        tz.sum(X, dim=1, axis=0)
 
 
 def test_the_number_of_elements_of_symbolic_sizes() -> None:

@@ -279,3 +279,9 @@ def test_slopes(name: str, rng: np.random.Generator) -> None:
 
 def loss_at(loss: Callable[..., Any], x: np.ndarray) -> float:
     return float(tz.jit(loss)(x))
+
+
+def test_real_numbers_have_angles_and_no_imaginary_part() -> None:
+    x = np.array([-2.0, -0.0, 0.0, 3.0, np.inf, -np.inf], np.float32)
+    np.testing.assert_allclose(tz.angle(x), np.angle(x), rtol=1e-6)
+    np.testing.assert_array_equal(tz.imag(x), np.zeros(6))

@@ -48,6 +48,11 @@ class BoundOperator:
     defined: Operator
     owner: Any
 
+    def __post_init__(self) -> None:
+        shown = list(self.defined.signature.parameters.values())[1:]
+        self.__dict__.update(__signature__=inspect.Signature(shown), __name__=self.defined.name,
+                             __doc__=self.defined.doc)
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name, op = self.defined.as_method
         return op(*args, **kwargs, **{name: self.owner})

@@ -72,6 +72,10 @@ class Operator:
     starts_from_first: bool = False  # with loops: of an operand full of one number that is enough
     effects: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # What inspect, help() and notebooks show of a function.
+        self.__dict__.update(__signature__=self.signature, __name__=self.name, __doc__=self.doc)
+
     @cached_property
     def tensor_params(self) -> list[inspect.Parameter]:
         """Parameters that take tensors: everything before the `*`."""
@@ -99,8 +103,13 @@ class Operator:
     def spelled(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Keywords in our spelling: axes may be named as torch names them."""
         known = self.signature.parameters
-        return {ALIASES[k] if k in ALIASES and k not in known and ALIASES[k] in known else k: v
-                for k, v in kwargs.items()}
+        aliases = {k: ALIASES[k] for k in kwargs
+                   if k in ALIASES and k not in known and ALIASES[k] in known}
+        for alias, name in aliases.items():
+            if name in kwargs:
+                raise ArgumentError(f"{self.name}{self.signature} got {alias}= and {name}=, which "
+                                    "mean the same", where=user_location(), hint="give one of them")
+        return {aliases.get(k, k): v for k, v in kwargs.items()}
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]
              ) -> tuple[list[Any], dict[str, Any]]:

@@ -36,6 +36,7 @@ from terrazzo.loop.interpret import convert
 from terrazzo.nests import pack
 from terrazzo.ops import elementwise as ew
 from terrazzo.ops.contract import batch_matmul
+from terrazzo.ops.creation import zeros_like
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import where
 from terrazzo.ops.reduce import in_type
@@ -167,7 +168,7 @@ def real(x: Any) -> Any:
 @operator(family="complex")
 def imag(x: Any) -> Any:
     """the imaginary part"""
-    return parts(x)[1] if x.dtype.is_complex else x * 0
+    return parts(x)[1] if x.dtype.is_complex else zeros_like(x)
 
 
 @operator(family="complex")
@@ -181,7 +182,7 @@ def conj(x: Any) -> Any:
 def angle(x: Any) -> Any:
     """the angle of a complex number, in radians from -pi to pi"""
     re, im = parts(x)
-    return ew.atan2(re * 0 if im is None else im, re)
+    return ew.atan2(0.0 if im is None else im, re)
 
 
 @operator(family="complex", name="complex", unify=True)
