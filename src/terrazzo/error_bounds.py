@@ -558,6 +558,34 @@ def _determinant(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
     return [np.where(np.isfinite(error), error, np.inf)]
 
 
+def _factored(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
+              dims: Mapping[Var, int]) -> list[np.ndarray]:
+    """Exact for matrices that are a little off (Higham, chapters 9, 10, 19, 20); what that does to
+    results is up to the condition number. The signs of eigenvectors and of singular ones are free.
+    """
+    x = inputs[0]
+    assert x is not None
+    n, dtype = max((1, *x.value.shape[-2:])), node.types[0].dtype.compute
+    size = np.linalg.norm(_finite(x.value), axis=(-2, -1), keepdims=True)
+    off = 8 * n * n * dtype.eps + np.divide(
+        max(float(b.error.max(initial=0.0)) for b in inputs if b is not None), size,
+        out=np.full_like(size, np.inf), where=size > 0)
+    sound = np.isfinite(x.value).all(axis=(-2, -1), keepdims=True)
+    if node.op.name in ("eigh_lower", "svd"):
+        spectrum = 0 if node.op.name == "eigh_lower" else 1
+        known = np.where(sound, off * size, np.inf)[..., 0]
+        return [np.broadcast_to(known, v.shape) if i == spectrum else np.full(v.shape, np.inf)
+                for i, v in enumerate(values)]
+    condition = np.full(size.shape, np.inf)
+    if sound.all() and x.value.size:
+        condition = np.linalg.cond(x.value)[..., None, None]
+    loss = np.where(sound & (off * condition < 0.01), off * condition, np.inf)
+    if node.op.name == "slogdet":
+        return [np.where(np.isfinite(loss[..., 0, 0]), e, np.inf) for e in (
+            0.0, n * loss[..., 0, 0] + dtype.eps * np.abs(values[1]))]
+    return [loss * np.abs(v).max(axis=(-2, -1), keepdims=True, initial=0.0) for v in values]
+
+
 def _transformed(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
                  dims: Mapping[Var, int]) -> list[np.ndarray]:
     """Every number of a line takes part in every result, by log2(n) stages (Higham, chapter 24).
@@ -619,6 +647,8 @@ _RULES: dict[str, Rule] = {
     "top_pairs": _sorted, "quantize_linear": _quantized, "det": _determinant,
     "dequantize_linear": _dequantized, "integer_matmul": _integer_contraction,
     "integer_convolve": _integer_contraction, "fft_lines": _transformed,
+    **dict.fromkeys(("solve_matrices", "inv", "slogdet", "cholesky_lower", "eigh_lower", "qr_tall",
+                     "svd"), _factored),
     "fft_columns": _transformed, "real_halves": _transformed,
 }  # fmt: skip
 

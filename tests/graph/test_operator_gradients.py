@@ -50,6 +50,16 @@ def integers(*shape: int, high: int) -> Maker:
     return lambda rng: rng.integers(0, high, shape)
 
 
+def matrices(*shape: int) -> Maker:
+    """Positive matrices, symmetric but for a little, with eigenvalues that are apart."""
+    def make(rng: np.random.Generator) -> np.ndarray:
+        turns = np.linalg.qr(rng.standard_normal(shape))[0]
+        made = turns * np.arange(1.0, shape[-1] + 1) @ turns.swapaxes(-1, -2)
+        return np.asarray(made + 0.05 * rng.standard_normal(shape))
+
+    return make
+
+
 def truths(*shape: int) -> Maker:
     return lambda rng: rng.integers(0, 2, shape).astype(bool)
 
@@ -129,6 +139,18 @@ ROWS: dict[str, list[Case]] = {
     "col2im": [case(spread(1, 8, 6), image_shape=(3, 4), block_shape=(2, 2))],
     "lrn": [case(spread(1, 4, 3), size=3)],
     "deform_conv": [case(spread(1, 2, 3, 4), spread(2, 2, 2, 2), inside(1, 8, 2, 3))],
+    # matrices
+    "det": [case(matrices(3, 3)), case(matrices(2, 2, 2))],
+    "solve": [case(matrices(2, 3, 3), spread(3, 2)), case(matrices(3, 3), spread(3))],
+    "solve_matrices": [case(matrices(2, 3, 3), spread(2, 3, 2))],
+    "inv": [case(matrices(2, 3, 3))],
+    "slogdet": [case(matrices(2, 3, 3))],
+    **{name: [case(matrices(2, 3, 3)), case(matrices(4, 4))] for name in (
+        "cholesky", "cholesky_lower", "eigh", "eigh_lower")},
+    "qr": [case(spread(2, 4, 3)), case(spread(3, 5))],
+    "qr_tall": [case(spread(4, 2))],
+    "svd": [case(matrices(3, 3)), case(spread(2, 4, 3)), case(spread(2, 3))],
+    "lstsq": [case(spread(2, 4, 3), spread(2, 4, 2)), case(spread(2, 4), spread(2))],
     # signals and sequences
     "dft": [case(spread(3, 4, 1)), case(spread(3, 6, 2), axis=0, inverse=True),
             case(spread(2, 4, 2), inverse=True, onesided=True), case(spread(7, 1), onesided=True)],

@@ -71,22 +71,25 @@ def operator(function: Callable[..., Any] | None = None, *, family: str = "",
 
 def primitive(*, family: str, infer: Callable[..., Any], reference: Callable[..., Any],
               kind: str = "pointwise", grad: Callable[..., Any] | None = None,
-              name: str | None = None, loops: bool = False, unify: bool = False,
-              differentiable: bool = True, starts_from_first: bool = False
+              name: str | None = None, loops: bool = False, host: bool = False,
+              unify: bool = False, differentiable: bool = True, starts_from_first: bool = False
               ) -> Callable[[Callable[..., Any]], Operator]:
     """Define a primitive operator; the decorated function is its tensor expression.
 
     With `loops=True` the operator has no expression form (sorting, scattering, scans): the
     function answers with `build(inputs, outputs) -> Stmt`, which writes Loop IR over flat row-major
     buffers, one an input and one a result. One that `starts_from_first`, in that its result is the
-    first operand but for what it changes, may get a single number for that one.
+    first operand but for what it changes, may get a single number for that one. With `host=True`
+    an operator has no code at all: the reference is what runs, between compiled pieces, and the
+    function only says what it is.
     """
 
     def make(rule: Callable[..., Any]) -> Operator:
         return register(Operator(
             name or rule.__name__.rstrip("_"), _signature(rule), infer=infer,
-            expr=None if loops else rule, loops=rule if loops else None, reference=reference,
-            grad=grad, kind="opaque" if loops else kind, family=family,
+            expr=None if loops or host else rule, loops=rule if loops else None,
+            reference=reference, grad=grad,
+            kind="opaque" if loops else "host" if host else kind, family=family,
             doc=inspect.getdoc(rule) or "", unify=unify, differentiable=differentiable,
             starts_from_first=starts_from_first))
 

@@ -10,7 +10,7 @@ import numpy as np
 from terrazzo.dtypes import int64
 from terrazzo.errors import DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
-from terrazzo.graph.ir import TensorType
+from terrazzo.graph.ir import Node, TensorType, Value, operator_named
 from terrazzo.index.guards import granted
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
@@ -37,8 +37,15 @@ def _det_numpy(x: np.ndarray, *, out: TensorType) -> np.ndarray:
                                   out.dtype))
 
 
-@primitive(family="linalg", infer=_det_type, reference=_det_numpy, loops=True,
-           differentiable=False)
+def _det_grad(node: Node, g: Value) -> list[Value | None]:
+    (x,) = node.inputs
+    assert x is not None
+    scaled = g * node.outputs[0]
+    transposed = operator_named("matrix_transpose")(operator_named("inv")(x))
+    return [operator_named("reshape")(scaled, shape=(*scaled.shape, 1, 1)) * transposed]
+
+
+@primitive(family="linalg", infer=_det_type, reference=_det_numpy, grad=_det_grad, loops=True)
 def det(x: Any, *, out: TensorType) -> Any:
     """determinants of the matrices in the last two axes, by elimination with row pivots"""
     n, wide = x.shape[-1], x.dtype.compute

@@ -1,4 +1,4 @@
-"""Graphs with control flow: compiled pieces, and the host between them.
+"""Graphs with control flow, or with operators of LAPACK: compiled pieces, the host between them.
 
 The host decides which branch runs and how often a body does; branches and bodies are compiled like
 any other graph, once, and called the direct way.
@@ -60,10 +60,16 @@ class HostedExecutable:
         # Compiled pieces make their results; loops and what Python runs may hand on what they got.
         results: list[np.ndarray] = []
         for i, v in enumerate(self.graph.outputs):
-            fresh = v in self.made and v not in self.graph.outputs[:i]
+            fresh = v in self.made and all(v is not other for other in self.graph.outputs[:i])
             results.append(memory[v] if fresh else copied(memory[v]))
         results = [_out_of_pairs(r, v) for r, v in zip(results, self.declared.outputs, strict=True)]
         return list(map(to_torch, results)) if any(map(_is_torch, arrays)) else results
+
+    @property
+    def kind(self) -> str:
+        """What the host does: decide, or call LAPACK."""
+        names = {n.op.name for n in self.graph.nodes if on_host(n)}
+        return "control flow" if names & _CONTROL.keys() else ", ".join(sorted(names))
 
     @property
     def output_types(self) -> list[tuple[DType, Shape]]:
@@ -76,12 +82,12 @@ class HostedExecutable:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Refused: a file holds machine code only, and here the host decides between kernels."""
-        raise ArtifactError(f"{self.name} has control flow, which runs on the host and cannot be "
+        raise ArtifactError(f"{self.name} has {self.kind}, which runs on the host and cannot be "
                             "saved", where=str(path),
                             hint="save the executables of what is inside, or use tz.where")
 
     def __repr__(self) -> str:
-        return f"<executable {self.name} with control flow, {len(self.steps)} steps>"
+        return f"<executable {self.name} with {self.kind}, {len(self.steps)} steps>"
 
 
 # ---------------------------------------------------------------- compiled pieces
