@@ -145,8 +145,10 @@ def _inner(graph: Any, block: Block, name: str) -> Block:
     return Block(list(graph.node), weights, [o.name for o in graph.output], block.setting, name)
 
 
-def _captured(graph: Any, env: Env) -> dict[str, Any]:
-    return {n: env[n] for n in outer_names(graph) if n in env}
+def _capturing(graph: Any) -> Callable[[Env], dict[str, Any]]:
+    """What a graph reads of the values around it."""
+    names = tuple(outer_names(graph))
+    return lambda env: {n: env[n] for n in names if n in env}
 
 
 def _scalar(value: Any, what: str) -> Any:
@@ -157,19 +159,19 @@ def _scalar(value: Any, what: str) -> Any:
 
 
 def _if(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], Sequence[Any]]:
-    branches = {taken: (attrs[key], _inner(attrs[key], block, key)) for taken, key in (
+    branches = {taken: (_capturing(attrs[key]), _inner(attrs[key], block, key)) for taken, key in (
         (True, "then_branch"), (False, "else_branch"))}
 
     def run(env: Env) -> Sequence[Any]:
-        graph, inner = branches[bool(_scalar(env[node.input[0]], "the condition of If"))]
-        return inner.run(_captured(graph, env))
+        captured, inner = branches[bool(_scalar(env[node.input[0]], "the condition of If"))]
+        return inner.run(captured(env))
 
     return run
 
 
 def _loop(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], Sequence[Any]]:
     graph = attrs["body"]
-    inner = _inner(graph, block, "body")
+    inner, captured = _inner(graph, block, "body"), _capturing(graph)
     names = [i.name for i in graph.input]
     carried_count = len(names) - 2
 
@@ -179,7 +181,7 @@ def _loop(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
         most = None if trips is None else int(_scalar(trips, "the trip count of Loop"))
         going = True if condition is None else bool(_scalar(condition, "Loop's condition"))
         carried = [env[n] for n in node.input[2:]]
-        outside = _captured(graph, env)
+        outside = captured(env)
         collected: list[list[Any]] = [[] for _ in range(len(graph.output) - 1 - carried_count)]
         trip = 0
         while going and (most is None or trip < most):
@@ -214,7 +216,7 @@ def _scan(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
     if block.setting.opsets.get("", 1) < 9:
         return _scan_8(node, attrs, block)
     graph, scanned = attrs["body"], attrs["num_scan_inputs"]
-    inner = _inner(graph, block, "body")
+    inner, captured = _inner(graph, block, "body"), _capturing(graph)
     states = len(node.input) - scanned
     outputs = len(graph.output) - states
 
@@ -229,7 +231,7 @@ def _scan(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
         state = [np.asarray(env[n]) for n in node.input[:states]]
         series = [np.moveaxis(np.asarray(env[n]), axis, 0)[::-1 if back else 1] for n, axis, back
                   in zip(node.input[states:], in_axes, in_back, strict=True)]
-        outside = _captured(graph, env)
+        outside = captured(env)
         names = [i.name for i in graph.input]
         collected: list[list[Any]] = [[] for _ in range(outputs)]
         lengths = {len(s) for s in series}
@@ -252,7 +254,7 @@ def _scan(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
 def _scan_8(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], Sequence[Any]]:
     """Opset 8 scans each member of a batch by itself, over the second axis."""
     graph, scanned = attrs["body"], attrs["num_scan_inputs"]
-    inner = _inner(graph, block, "body")
+    inner, captured = _inner(graph, block, "body"), _capturing(graph)
     states = len(node.input) - 1 - scanned
     back = list(attrs.get("directions") or [0] * scanned)
     names = [i.name for i in graph.input]
@@ -260,7 +262,7 @@ def _scan_8(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env]
     def run(env: Env) -> Sequence[Any]:
         given = [np.asarray(env[n]) for n in node.input[1:]]
         lengths = env[node.input[0]] if node.input[0] else None
-        outside = _captured(graph, env)
+        outside = captured(env)
         members = []
         for b in range(given[0].shape[0]):
             state = [g[b] for g in given[:states]]

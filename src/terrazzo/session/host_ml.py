@@ -159,8 +159,9 @@ def _one_hot_encoder(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[
         table = once(attrs, "table", lambda: {c: n for n, c in enumerate(classes)})
         places = np.array(list(map(table.get, items.tolist(), repeat(-1))), np.int64)
     else:
-        with np.errstate(invalid="ignore"):  # nan is no category
-            items = items.astype(np.int64)
+        if items.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):  # nan is no category
+                items = items.astype(np.int64)
         places = _places(once(attrs, "sorted", lambda: _sorted(classes)), items)
     known = places >= 0
     if not attrs.get("zeros", 1) and not known.all():
