@@ -618,3 +618,9 @@ def test_packed_constants_and_shared_kernels_are_checked() -> None:
     row = Row("float32")
     subject.check([np.ones((4, 6), np.float32)], notes=row)
     assert set(row.elements) == {"graph", "expr", "loop", "code"}
+
+
+def test_numbers_that_fusion_makes() -> None:
+    """A scatter that starts from a number reads it, and no graph holds it."""
+    places = np.array([1, 2, 2, 8, 0, 3, 1])
+    tz.verify(tz.jit(lambda i: tz.bincount(i, length=9)), places)

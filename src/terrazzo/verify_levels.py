@@ -157,6 +157,9 @@ class Subject:
         memory: dict[Value, np.ndarray] = dict(zip(graph.inputs, arrays, strict=True))
         for node, _, results, _ in _walk(graph, arrays):
             memory.update(zip(node.outputs, results, strict=True))
+        # Numbers that fusion made are in no graph.
+        memory.update({v: v.node.attrs["value"] for group in groups for v in group.inputs
+                       if v not in memory and v.node is not None})
         for i, group in enumerate(groups):
             inputs = [memory[v] for v in group.inputs]
             expected = _group_bounds(group, graph, memory, dims)
