@@ -285,3 +285,14 @@ def test_real_numbers_have_angles_and_no_imaginary_part() -> None:
     x = np.array([-2.0, -0.0, 0.0, 3.0, np.inf, -np.inf], np.float32)
     np.testing.assert_allclose(tz.angle(x), np.angle(x), rtol=1e-6)
     np.testing.assert_array_equal(tz.imag(x), np.zeros(6))
+
+
+def test_a_length_that_varies_is_still_made_of_butterflies(rng: np.random.Generator) -> None:
+    function = tz.jit(lambda x: tz.fft(x))
+    for n in (64, 100, 128, 64):
+        x = numbers(rng, 3, n)
+        near(function(x), np.fft.fft(x), 2e-6)
+        with tz.profile() as seen:
+            function(x)
+        names = [kernel.origin for run in seen.runs for kernel in run.kernels]
+        assert names == ["fft_lines"], names

@@ -37,6 +37,7 @@ from terrazzo.shapes import num_elements
 
 DIRECT = 512  # up to this length one matrix product is an answer
 _TINY = 24  # up to this length it is the best one: too few numbers for vectors of columns
+_SHORT = 48  # the same for real numbers, whose matrix is half as wide
 _WIDE = 8  # columns side by side that are worth a vector
 
 
@@ -169,7 +170,7 @@ def irfft_lines(x: Any, *, scale: float) -> Any:
 
 def _by_halves(n: int) -> bool:
     """Whether real numbers are best transformed as half as many complex ones."""
-    return n % 2 == 0 and ((n // 2 > _TINY and is_smooth(n // 2)) or n > DIRECT)
+    return n % 2 == 0 and ((n > _SHORT and is_smooth(n // 2)) or n > DIRECT)
 
 
 def forward_real(x: Any, count: Index) -> Any:
@@ -177,7 +178,7 @@ def forward_real(x: Any, count: Index) -> Any:
     n = x.shape[-1]
     if isinstance(n, int) and _by_halves(n) and count == n // 2 + 1:
         return rfft_lines(x)
-    if isinstance(n, int) and n <= DIRECT and not (n > _TINY and is_smooth(n)):
+    if isinstance(n, int) and n <= DIRECT and not (n > _SHORT and is_smooth(n)):
         assert isinstance(count, int)
         matrix = _matrix(n, -1)[:, :count]
         both = np.stack([matrix.real, matrix.imag], -1).reshape(n, 2 * count)

@@ -8,6 +8,7 @@ from typing import Any
 from terrazzo.dtypes import default_float
 from terrazzo.errors import ArgumentError, DTypeError, user_location
 from terrazzo.index import Index
+from terrazzo.index.guards import known
 from terrazzo.ops.complex import view_as_complex, whole
 from terrazzo.ops.define import operator
 from terrazzo.ops.reduce import in_type
@@ -34,9 +35,10 @@ def _along(x: Any, n: Index | None, axis: int, norm: str | None, inverse: bool, 
         raise ArgumentError(f"a Fourier transform has no norm {norm!r}", where=user_location(),
                             hint=f"one of {', '.join(_NORMS)}")
     axis = normalize_axis(axis, x.ndim - 1)
+    have = known(x.shape[axis])  # butterflies are made for one length
     size = n
     if size is None:
-        size = 2 * (x.shape[axis] - 1) if inverse and onesided else x.shape[axis]
+        size = 2 * (have - 1) if inverse and onesided else have
     factor = 1.0
     if norm == "forward":
         if not isinstance(size, int):
