@@ -57,6 +57,13 @@ def test_a_part_loads_without_the_whole(part: str) -> None:
     assert loaded == "False"
 
 
+def test_operators_of_a_part_run() -> None:
+    """A session, say, calls operators on arrays although nobody imported the public names."""
+    answer = run_python("import numpy, terrazzo.ops\nfrom terrazzo.graph.ir import operator_named\n"
+                        "print(operator_named('add')(numpy.ones(2), numpy.ones(2)))")
+    assert answer == "[2. 2.]"
+
+
 @pytest.mark.parametrize("first", ["relu", "knobs.threads", "errors.TerrazzoError", "ops.PUBLIC",
                                    "__all__", "float32"])
 def test_any_name_may_be_the_first(first: str) -> None:

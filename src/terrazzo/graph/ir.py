@@ -8,6 +8,7 @@ expression (or loops), a numpy reference and a gradient rule.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import sys
@@ -468,8 +469,14 @@ def _may_change(array: np.ndarray) -> bool:
     return False
 
 
-# What operators can do beyond tracing is installed from above this room (see terrazzo.api).
-HOOKS: dict[str, Callable[..., Any]] = {}
+class _Hooks(dict[str, Callable[..., Any]]):
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        importlib.import_module("terrazzo.api")  # nobody has needed it so far
+        return self[name]
+
+
+# What operators can do beyond tracing is installed from above this room, by terrazzo.api.
+HOOKS = _Hooks()
 
 
 def constant(value: Any, dtype: DType | None = None) -> Value:
