@@ -72,6 +72,9 @@ CASES = {
         [("rows", 1), ("pointwise", 1)]),
     "a pool and what is made of it": (_pool_and_relu, [(2, 9, 9, 8), (8,)],
                                       [("rows", 1), ("pointwise", 1)]),
+    "a pool reads channels that lie side by side": (
+        lambda x: tz.max_pool(x, window=3, strides=2, padding=1), [(2, 8, 9, 9)],
+        [("pointwise", 1), ("rows", 1), ("pointwise", 1)]),
     "few long rows are not fused": (lambda x: tz.softmax(x), [(2, 40000)],
                                     [("rows", 1), ("pointwise", 1), ("rows", 1),
                                      ("pointwise", 1)]),

@@ -36,6 +36,7 @@ BROADCAST_CHEAP = 2  # the same, once for every element it is broadcast to
 SMALL = 1 << 14  # elements: below this, one thread does it all and everything may share a loop
 FEW_ROWS = 8  # fewer rows than this leave cores idle
 CONVOLUTIONS = ("convolve", "integer_convolve")
+WINDOWS = ("window_max", "window_argmax", "window_sum")  # read channels as neighbours, many times
 LARGEST_EPILOGUE = 64  # operators between a reduction and where its uses join again
 CONTRACTIONS = ("matmul", "convolve")  # operators that get a kernel with their epilogue
 
@@ -240,7 +241,7 @@ class _Fuser:
         if whole and not (all(c.op.kind == "attention" for c in whole)
                           and strided_view(self.tensors[value], body) is not None):
             return False
-        if _turns(node) and any(c.op.name in ("place", "reshape") for c in consumers):
+        if _turns(node) and any(c.op.name in (*WINDOWS, "place", "reshape") for c in consumers):
             return False
         if is_view(body) and any(c.op.name in CONVOLUTIONS for c in consumers) and (
                 not _keeps_axes(self.tensors[value], body)):
