@@ -236,5 +236,5 @@ def test_errors() -> None:
         evaluate(op("max_pool"), x, window=2, strides=0)
     with pytest.raises(ArgumentError, match="negative"):
         evaluate(op("max_pool"), x, window=2, padding=-1)
-    with pytest.raises(DTypeError, match="ordered"):
+    with pytest.raises(DTypeError, match="complex"):
         evaluate(op("max_pool"), x.astype(np.complex64), window=2)
