@@ -265,7 +265,8 @@ def test_more_functions_of_numpy() -> None:
 
 @pytest.mark.parametrize(("function", "hint"), [
     (np.linalg.norm, "use tz.vector_norm"), (np.add.reduce, "use tz.sum"),
-    (lambda x: np.exp(x, dtype=np.float64), "use tz.exp"), (np.linalg.svd, "docs/operators.md"),
+    (lambda x: np.exp(x, dtype=np.float64), "use tz.exp"), (np.linalg.svd, "use tz.svd"),
+    (np.unwrap, "docs/operators.md"),
     (lambda x: np.exp(x, out=np.zeros_like(X)), "use tz.exp"), (np.vstack, "use tz.concat")])
 def test_other_functions_say_what_to_use(function: Any, hint: str) -> None:
     with pytest.raises(TracedControlFlow) as info:

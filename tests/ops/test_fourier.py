@@ -102,8 +102,9 @@ def test_a_wrong_table_is_refused() -> None:
     with pytest.raises(ShapeError, match="prime factor over 13"):
         tz.fft_columns(np.zeros((17, 8, 2), np.float32),
                        fourier_loops.column_roots(17, -1).astype(np.float32), sign=-1, scale=1.0)
-    with pytest.raises(ShapeError, match="even and known"):
-        tz.rfft_lines(np.zeros((2, 9), np.float32))
+    for shape in ((2, 9), (2, 0), ()):
+        with pytest.raises(ShapeError, match="even, known and not 0"):
+            tz.rfft_lines(np.zeros(shape, np.float32))
 
 
 # ---------------------------------------------------------------- vectors of pairs

@@ -88,7 +88,7 @@ def test_no_extremum_of_nothing(name):
 
 
 def test_complex_numbers_have_no_order():
-    with pytest.raises(DTypeError, match="ordered"):
+    with pytest.raises(DTypeError, match="no max of complex numbers"):
         infer(op("max"), TensorType((3,), as_dtype("complex64")))
 
 

@@ -102,5 +102,5 @@ def test_errors() -> None:
     x = Value(TensorType((3, 4), float32))
     with pytest.raises(ShapeError, match="topk of 9"):
         op("topk")(x, k=9)
-    with pytest.raises(DTypeError, match="ordered"):
+    with pytest.raises(DTypeError, match=r"no sort.* of complex numbers"):
         op("sort")(Value(TensorType((3,), complex64)))

@@ -33,7 +33,7 @@ from terrazzo.ops.fourier_loops import (
 )
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, reshape, span, stack
-from terrazzo.shapes import num_elements
+from terrazzo.shapes import Shape, num_elements
 
 DIRECT = 512  # up to this length one matrix product is an answer
 _TINY = 24  # up to this length it is the best one: too few numbers for vectors of columns
@@ -139,17 +139,18 @@ def _rfft_grad(node: Node, g: Value) -> list[Value | None]:
     return [irfft_lines(g * _ends(count, g.dtype, 0.5), scale=1.0)]
 
 
-def _half(n: Index, less: int = 0) -> int:
-    if not isinstance(n, int) or (less == 0 and n % 2) or n <= less:
-        raise ShapeError(f"the length {n} of a real transform by halves has to be even and known",
-                         where=user_location(), hint="call tz.rfft or tz.irfft")
+def _half(shape: Shape, axes: int, less: int = 0) -> int:
+    n = shape[-axes] if len(shape) >= axes else 0
+    if not isinstance(n, int) or n == 0 or (less == 0 and n % 2) or n <= less:
+        raise ShapeError(f"the length {n} of a real transform by halves has to be even, known and "
+                         "not 0", where=user_location(), hint="call tz.rfft or tz.irfft")
     return n // 2 if less == 0 else n - less
 
 
 @operator(family="signal", grad=_rfft_grad)
 def rfft_lines(x: Any) -> Any:
     """the first half [..., n / 2 + 1, 2] of the transforms of real x [..., n], for even n"""
-    half = _half(x.shape[-1])
+    half = _half(x.shape, 1)
     pairs = transform(reshape(x, shape=(*x.shape[:-1], half, 2)), -1)
     return real_halves(pairs, constant(half_roots(half, -1), x.dtype), inverse=False)
 
@@ -163,7 +164,7 @@ def _irfft_grad(node: Node, g: Value) -> list[Value | None]:
 @operator(family="signal", grad=_irfft_grad)
 def irfft_lines(x: Any, *, scale: float) -> Any:
     """the n real numbers whose transforms begin with x [..., n / 2 + 1, 2], times scale * n"""
-    half = _half(x.shape[-2], 1)
+    half = _half(x.shape, 2, 1)
     pairs = real_halves(x, constant(half_roots(half, 1), x.dtype), inverse=True)
     return reshape(transform(pairs, 1, 2 * scale), shape=(*x.shape[:-2], 2 * half))
 

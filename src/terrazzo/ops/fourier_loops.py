@@ -466,6 +466,19 @@ def real_halves(x: Any, table: Any, *, inverse: bool, out: TensorType) -> Any:
     n, dtype = (x.shape[-2] - 1 if inverse else x.shape[-2]), x.dtype.compute
     count = num_elements(x.shape[:-2])
 
+    def between(source: Buffer, roots: Buffer, target: Buffer, given: Index, made: Index,
+                chunk: Index) -> Stmt:
+        """All but the ends of a line, or a chunk of them."""
+        k = fresh_axis("k", n, 1)
+        a, b = _pair(source, given + k.var, dtype), _pair(source, given + n - k.var, dtype)
+        mirrored = (b[0], -b[1])
+        half = Const(dtype, 0.5)
+        both, apart = _plus(a, mirrored), _minus(a, mirrored)
+        turned = _times(apart, _pair(roots, k.var, dtype))
+        return For(k.var, maximum(chunk * _CHUNK, 1), minimum(chunk * _CHUNK + _CHUNK, n), block(
+            *_put(target, made + k.var, (both[0] * half + turned[0], both[1] * half + turned[1]))),
+            "vector")
+
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         if count == 0:
             return Block(())
@@ -475,24 +488,17 @@ def real_halves(x: Any, table: Any, *, inverse: bool, out: TensorType) -> Any:
         task = fresh_axis("task", count * chunks)
         line, chunk = task.var // chunks, task.var % chunks
         given, made = line * (n + inverse), line * (n + (not inverse))
-        k = fresh_axis("k", n, 1)
-        a, b = _pair(source, given + k.var, dtype), _pair(source, given + n - k.var, dtype)
-        mirrored = (b[0], -b[1])
-        half = Const(dtype, 0.5)
-        both, apart = _plus(a, mirrored), _minus(a, mirrored)
-        turned = _times(apart, _pair(roots, k.var, dtype))
-        inner = For(k.var, maximum(chunk * _CHUNK, 1), minimum(chunk * _CHUNK + _CHUNK, n), block(
-            *_put(target, made + k.var, (both[0] * half + turned[0], both[1] * half + turned[1]))),
-            "vector")
         first = _pair(source, given, dtype)
-        zero = Const(dtype, 0.0)
+        half, zero = Const(dtype, 0.5), Const(dtype, 0.0)
         if inverse:  # the imaginary parts at both ends count for nothing
             last = cast_scalar(source[2 * (given + n)], dtype)
             ends = block(*_put(target, made, ((first[0] + last) * half, (first[0] - last) * half)))
         else:
             ends = block(*_put(target, made, (first[0] + first[1], zero)),
                          *_put(target, made + n, (first[0] - first[1], zero)))
-        body = block(If(call("eq", as_scalar(chunk), 0), ends), inner)
+        body: Stmt = If(call("eq", as_scalar(chunk), 0), ends)
+        if n > 1:
+            body = block(body, between(source, roots, target, given, made, chunk))
         return For(task.var, 0, task.hi, body, "parallel", grain=max(_CHUNK // n, 1))
 
     return build
