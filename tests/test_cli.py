@@ -58,6 +58,27 @@ def test_help_names_every_command() -> None:
     assert "file.py::name" in run("lower", "--help")
 
 
+def test_version() -> None:
+    assert run("--version").strip() == f"terrazzo {tz.__version__}"
+
+
+def test_attributes() -> None:
+    assert "sum(x0, axis=0" in run("lower", "sum", "-s", "3,4", "-l", "graph", "-a", "axis=0")
+    text = run("lower", "gelu", "-s", "8", "-l", "graph", "--attr", "approximate=tanh")
+    assert "approximate=tanh" in text
+    assert "every level agrees" in run(
+        "verify", "sum", "-s", "3,4", "-t", "float32", "-l", "expr", "-a", "dim=1")
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ("axis", "'axis' is not an attribute"), ("axes=1", "sum has no attribute 'axes'"),
+    ("axis=7", "axis 7"), ("axis=left", "axis"),
+])
+def test_attributes_that_are_none(given: str, message: str) -> None:
+    done = shell("lower", "sum", "-s", "3,4", "-a", given)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+
+
 def test_info_and_knobs() -> None:
     assert tz.__version__ in run("info")
     assert "TZ_THREADS" in run("knobs")

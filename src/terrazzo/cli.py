@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from pathlib import Path
@@ -35,6 +36,9 @@ Shapes = Annotated[list[str], typer.Option(
                           "once for all of them; () is a scalar.")]
 Types = Annotated[str, typer.Option(
     "--dtype", "-t", help="Type of the tensors: float32, f16, bfloat16, int32, ...")]
+Attributes = Annotated[list[str] | None, typer.Option(
+    "--attr", "-a", help="An attribute, such as axis=-1 or approximate=tanh; may be given several "
+                         "times.")]
 Debug = Annotated[bool, typer.Option(
     "--debug", help="Show the whole traceback of an error (also TZ_DEBUG=1).")]
 
@@ -43,8 +47,16 @@ def _debugging() -> bool:
     return os.environ.get("TZ_DEBUG", "") not in ("", "0")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"terrazzo {terrazzo.__version__}")
+        raise typer.Exit()
+
+
 @app.callback()
-def _options(debug: Debug = False) -> None:
+def _options(debug: Debug = False, version: Annotated[bool, typer.Option(
+        "--version", help="Show the version.", callback=_show_version, is_eager=True)] = False
+             ) -> None:
     if debug:
         os.environ["TZ_DEBUG"] = "1"
 
@@ -91,6 +103,26 @@ def tensors(function: Any, shapes: list[str], dtype: str) -> list[np.ndarray]:
     sizes = [parse_shape(s) for s in shapes] * (count if len(shapes) == 1 else 1)
     rng = np.random.default_rng(0)
     return [samples.draw(rng, s, as_dtype(dtype)) for s in sizes]
+
+
+def attributes(function: Any, given: list[str] | None) -> dict[str, Any]:
+    """Attributes from texts such as `axis=-1`; what is no literal of Python's is a string."""
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ArgumentError(f"{text!r} is not an attribute", hint="write it as name=value")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    if isinstance(function, Operator):
+        known = [p.name for p in function.attr_params]
+        for name in function.spelled(found).keys() - set(known):
+            if not function.takes_keywords:
+                raise ArgumentError(f"{function.name} has no attribute {name!r}",
+                                    hint=f"it has {', '.join(known) or 'none'}")
+    return found
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -162,13 +194,13 @@ def ops(family: Annotated[str, typer.Argument(help="Only this family.")] = "") -
 def lower(target: Target, shape: Shapes, dtype: Types = "float32",
           level: Annotated[str, typer.Option(
               "--level", "-l", help="graph, canonical, expr, schedule, loop, llvm, asm or "
-                                    "triton.")] = "loop") -> None:
+                                    "triton.")] = "loop", attr: Attributes = None) -> None:
     """Print one level of an operator's compilation."""
     function = find(target)
     given = tensors(function, shape, dtype)
     compiled = api.compiled(function) if isinstance(function, Operator) else (
         function if isinstance(function, api.Compiled) else api.jit(function))
-    print(api.lower(compiled.graph(given, {}), level))
+    print(api.lower(compiled.graph(given, attributes(function, attr)), level))
 
 
 @app.command()
@@ -180,14 +212,15 @@ def verify(target: Target,
                "--dtype", "-t", help="Only this type; may be given several times.")] = None,
            level: Annotated[list[str] | None, typer.Option(
                "--level", "-l", help="Only this level; may be given several times.")] = None,
-           seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0) -> None:
+           seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+           attr: Attributes = None) -> None:
     """Check every level of an operator against the one above, and its gradient."""
     from terrazzo.verifier import verify as check
 
     function = find(target)
     given = tensors(function, shape, "float32") if shape else []
     result = check(function, *given, levels=level or None,
-                   dtypes=dtype or None, seed=seed)
+                   dtypes=dtype or None, seed=seed, **attributes(function, attr))
     console.print(result)
 
 
@@ -201,7 +234,8 @@ def bench(target: Annotated[str, typer.Argument(
           torch: Annotated[bool, typer.Option(help="Time torch as well, if installed.")] = True,
           against: Annotated[str, typer.Option(
               help="Engines to run a model in beside ours: ort, openvino, torch.")] = "ort",
-          size: cli_models.Sizes = None, threads: cli_models.Threads = 0) -> None:
+          size: cli_models.Sizes = None, threads: cli_models.Threads = 0,
+          attr: Attributes = None) -> None:
     """Time an operator beside numpy and torch, or a model beside other engines."""
     from terrazzo.benchmark import bench as measure
 
@@ -211,7 +245,8 @@ def bench(target: Annotated[str, typer.Argument(
     if not shape:
         raise ArgumentError("an operator is timed for some shape", hint="give --shape 1024,1024")
     function = find(target)
-    result = measure(function, *tensors(function, shape, dtype), torch=torch)
+    result = measure(function, *tensors(function, shape, dtype), torch=torch,
+                     **attributes(function, attr))
     console.print(result)
     for note in result.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
