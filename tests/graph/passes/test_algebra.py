@@ -180,6 +180,13 @@ EXAMPLES: dict[str, list[Example]] = {
         moves(lambda x, y: op.batch_matmul(op.reshape(x, shape=(6, 4)), y), (2, 3, 4), (4, 5)),
         moves(lambda x, y: op.batch_matmul(op.reshape(x, shape=(1, 3, 4)), y, transpose_y=True),
               (3, 4), (5, 4))],
+    "taps on padding alone": [
+        moves(lambda x, y: op.convolve(x, y, strides=(1, 1), padding=((9, 9), (9, 9)),
+                                       dilation=(9, 9)), (1, 5, 6, 2), (3, 3, 2, 3)),
+        moves(lambda x, y: op.convolve(x, y, strides=(2, 1), padding=((8, 2), (1, 1)),
+                                       dilation=(2, 1), groups=2), (2, 4, 5, 4), (5, 3, 2, 6)),
+        moves(lambda x, y: op.convolve(x, y, strides=(1,), padding=((0, 9),), dilation=(3,)),
+              (1, 6, 2), (5, 2, 2))],
     "transpose into a matrix product, left": [
         moves(lambda x, y: op.batch_matmul(op.permute_dims(x, axes=(1, 0)), y), (3, 2), (3, 4))],
     "transpose into a matrix product, right": [

@@ -7,6 +7,7 @@ from typing import Any
 
 from terrazzo.graph.ir import Node, Value, constant, operator_named
 from terrazzo.graph.rewrite import P, Rule, RuleTable, same_shape, wildcards
+from terrazzo.index import Index
 from terrazzo.shapes import broadcast_shapes, normalize_axes
 
 x, y = wildcards("x y")
@@ -203,7 +204,40 @@ def _rows_as_they_were(x: Value, y: Value, merged: Value, node: Node) -> Value |
     return _op("reshape", product, shape=node.types[0].shape)
 
 
+def _used_taps(size: Index, taps: Index, count: Index, stride: int, before: Index, dilation: int
+               ) -> range:
+    """The taps of a window between the first and the last that ever lie inside; else all."""
+    if not (isinstance(taps, int) and isinstance(size, int) and isinstance(count, int)
+            and isinstance(before, int)):
+        return range(taps if isinstance(taps, int) else 0)
+    inside = [t for t in range(taps) if t * dilation - before < size
+              and (count - 1) * stride + t * dilation - before >= 0]
+    return range(inside[0], inside[-1] + 1) if inside and count > 0 else range(taps)
+
+
+def _without_idle_taps(x: Value, y: Value, node: Node) -> Value | None:
+    """Taps that lie in the padding wherever the window is add nothing.
+
+    A dilation of 24 over 14 pixels leaves one tap in each direction.
+    """
+    attrs, taps = node.attrs, y.shape[:-2]
+    before, after = zip(*attrs["padding"], strict=True)
+    used = [_used_taps(*axis) for axis in zip(
+        x.shape[1:-1], taps, node.types[0].shape[1:-1], attrs["strides"], before,
+        attrs["dilation"], strict=True)]
+    if any(not u or not isinstance(n, int) for u, n in zip(used, taps, strict=True)) or all(
+            len(u) == n for u, n in zip(used, taps, strict=True)):
+        return None
+    padding = tuple((a - u.start * d, b - (n - u.stop) * d) for a, b, u, n, d in zip(
+        before, after, used, taps, attrs["dilation"], strict=True))
+    kept = _op("slice", y, starts=(*(u.start for u in used), 0, 0),
+               stops=(*(u.stop for u in used), *y.shape[-2:]), steps=(1,) * y.ndim)
+    return _op("convolve", x, kept, **{**attrs, "padding": padding})
+
+
 CONTRACTING = RuleTable((
+    Rule("taps on padding alone", P.convolve(x, y), _without_idle_taps,
+         "extended"),
     Rule("reshape after a matrix product", P.batch_matmul(P.reshape(x).named("merged"), y),
          _rows_as_they_were, "extended", "so that what follows the product meets no reshape"),
     Rule("transpose into a matrix product, left",
