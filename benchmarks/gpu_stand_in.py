@@ -151,6 +151,7 @@ def install() -> None:
     def impl(self: Any, name: Any, function: Any, dispatch_key: str = "", **more: Any) -> Any:
         if dispatch_key.endswith("CUDA"):
             dispatch_key, function = dispatch_key.removesuffix("CUDA") + "CPU", _within(function)
+            more["allow_override"] = True  # a library may have registered one for CPUs as well
         return register(self, name, function, dispatch_key, **more)
 
     torch.library.Library.impl = impl  # type: ignore[method-assign]
