@@ -69,5 +69,45 @@ def test_gradients_by_numbers() -> None:
     slope = tz.grad(lambda k, x: tz.sum(x * k, dtype="float32"))(0.1, x)
     assert slope.dtype == np.float32
     np.testing.assert_allclose(slope, x.astype(np.float64).sum(), rtol=1e-2)
-    own = tz.op(lambda x, k: x * k, name="test_own_rule", grad=lambda node, g: [g, None])
-    assert own(x, 0.1).dtype == x.dtype
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_operators_with_a_rule_of_their_own(dtype: Any) -> None:
+    x = X.astype(dtype)
+    wanted = tz.jit(lambda x: step(x, 0.1, 1.7, 0.3))(x)
+    made = tz.op(step, name="test_step_with_rule", grad=lambda node, g: [g, None, None, None])
+    same(made(x, 0.1, 1.7, 0.3), wanted)
+    same(tz.jit(lambda x: made(x, 0.1, 1.7, 0.3))(x), wanted)
+    same(tz.jit(lambda x, a: made(x, a, 1.7, 0.3))(x, 0.1), wanted)
+    same(tz.vmap(lambda x: made(x, 0.1, 1.7, 0.3))(x[None])[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_a_rule_sees_numbers_as_numbers(dtype: Any) -> None:
+    scaled = tz.op(lambda x, k: x * k, name="test_scaled", grad=lambda node, g: [
+        g * node.inputs[1], tz.sum(tz.astype(g * node.inputs[0], "float32"))])
+    x = X.astype(dtype)
+    by_x, by_k = tz.vjp(scaled, (0, 1))(x, 0.1, x)
+    same(by_x, tz.jit(lambda x: x * 0.1)(x))
+    assert np.ndim(by_k) == 0 and by_k.dtype == np.result_type(dtype, np.float32)
+    np.testing.assert_allclose(by_k, (x.astype(np.float64) ** 2).sum(), rtol=5e-2)
+    inside = tz.jit(lambda x: tz.vjp(scaled, (0, 1))(x, 0.1, x))(x)
+    same(inside[0], by_x)
+
+
+@pytest.mark.parametrize("derived", [
+    lambda f: lambda x: tz.value_and_grad(f)(0.1, x)[0],
+    lambda f: lambda x: tz.jvp(f, (0.1, x), (1.0, None))[0]])
+def test_numbers_in_a_trace_stay_numbers_when_differentiated_by(derived: Any) -> None:
+    x = X.astype(ml_dtypes.bfloat16)
+    f = derived(lambda k, x: tz.sum(x * k))
+    assert tz.jit(f)(x).dtype == f(x).dtype == x.dtype
+
+
+def test_a_rule_and_tensors_of_two_types() -> None:
+    made = tz.op(lambda x, y, k: (x * k, y * k), name="test_two_types",
+                 grad=lambda node, g, h: [g * node.inputs[2], h * node.inputs[2], None])
+    x, y = X.astype(ml_dtypes.bfloat16), X.astype(np.float32)
+    a, b = made(x, y, 0.1)
+    same(a, tz.jit(lambda x: x * 0.1)(x))
+    same(b, tz.jit(lambda x: x * 0.1)(y))

@@ -21,7 +21,10 @@ from terrazzo.graph.ir import (
     TensorType,
     Value,
     as_value,
+    common_type,
     expand,
+    is_number,
+    is_tensor,
     operator_named,
     replace_inputs,
     trace_scope,
@@ -330,8 +333,9 @@ def jvp_function(function: Function) -> Function:
                                 where=user_location(), hint="pass one for each, None where it does "
                                 "not change")
         with trace_scope():
-            values = [as_value(leaf) for leaf in given]
-            fresh = [Value(v.type, name=v.name, is_number=v.is_number) for v in values]
+            values = _values(given, given)
+            fresh = [Value(v.type, name=v.name, is_number=is_number(leaf))
+                     for v, leaf in zip(values, given, strict=True)]
             pairs = [(v, None if t is None or not _carries(v) else _direction(v, t, name))
                      for v, t in zip(fresh, along, strict=True)]
             stand_ins = iter(fresh)
@@ -350,6 +354,13 @@ def jvp_function(function: Function) -> Function:
     return labelled(traced, "jvp", function)
 
 
+def _values(given: Sequence[Any], beside: Sequence[Any]) -> list[Value]:
+    """Values of arguments; a number keeps the digits that tensors beside it have."""
+    tensors = [t for t in beside if is_tensor(t)]
+    return [as_value(leaf, common_type([leaf, *tensors]).compute
+                     if type(leaf) in (float, complex) else None) for leaf in given]
+
+
 def _direction(value: Value, tangent: Any, name: str) -> Value:
     along = as_value(tangent)
     if not all_equal(along.shape, value.shape):
@@ -364,11 +375,12 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
     """The result of a function and its gradients, both on the values that were passed."""
     positions = [argnums] if isinstance(argnums, int) else list(argnums)
     arguments = list(args)
+    beside = leaves((args, kwargs))
     given: list[Value] = []
     fresh: list[Value] = []
 
     def stand_in(leaf: Any) -> Value:
-        value = as_value(leaf)
+        (value,) = _values([leaf], beside)
         if not _carries(value):
             raise GradientError(f"{function_name(function)} cannot be differentiated by an "
                                 f"argument of type {value.type}", where=user_location(),
@@ -376,7 +388,7 @@ def _differentiate(function: Function, argnums: int | Sequence[int], args: Seque
         given.append(value)
         # What the function captured may be computed from the same value; only what passes through
         # the argument counts, so the argument is a value of its own.
-        fresh.append(Value(value.type, name=value.name, is_number=value.is_number))
+        fresh.append(Value(value.type, name=value.name, is_number=is_number(leaf)))
         return fresh[-1]
 
     with trace_scope():

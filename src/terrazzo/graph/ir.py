@@ -14,8 +14,8 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -595,9 +595,11 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
             return _in_wider_type(op, tensors, attrs, number_type)
         among_numbers = op.name in _OF_NUMBERS and all(map(is_number, tensors))
     elif op.family == "user" and any(map(is_number, tensors)):
-        tensors, meets_another = _numbers_for_body(op, tensors)
-        if meets_another:
+        tensors, meets_another = _numbers_for_body(tensors)
+        if meets_another and op.grad is None:
             return pack(*reversed(opened(op, tensors, attrs)))
+        if meets_another:
+            op = _taking_numbers(op, tuple(map(is_number, tensors)))
     values = [None if t is None else as_value(t) if number_type is None or not is_number(t) else
               _in_type(t, number_type) for t in tensors]
     if op.body is not None:  # what it means must not change with what is passed later
@@ -629,19 +631,42 @@ def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any
     return pack(structure, node.outputs)
 
 
-def _numbers_for_body(op: Operator, tensors: Sequence[Any]) -> tuple[list[Any], bool]:
-    """The inputs of a user's operator, and whether its body is to be opened where it is called.
+def _numbers_for_body(tensors: Sequence[Any]) -> tuple[list[Any], bool]:
+    """The inputs of a user's operator, and whether its body must know which of them are numbers.
 
-    Then numbers meet tensors inside as they do outside. An operator with a gradient rule stays
-    whole, and gets numbers in the type of the tensors.
+    Then numbers meet tensors inside as they do outside: the body is opened where it is called, or
+    stays whole for its gradient rule and takes them for what they are.
     """
     joint = common_type(tensors)
-    if op.grad is not None:
-        return [_in_type(t, joint) if is_number(t) else t for t in tensors], False
     values = [_as_number(_in_type(t, joint.compute)) if is_number(t) else t for t in tensors]
     floats = {_dtype_of(t) for t in tensors if t is not None and not is_number(t)}
     others = {t for t in floats if t.is_float} - {joint.compute}
     return values, bool(others) or any(type(t) is Value and t.is_number for t in tensors)
+
+
+@cache
+def _taking_numbers(op: Operator, flags: tuple[bool, ...]) -> Operator:
+    """An operator with a gradient rule, whose body and rule see the flagged inputs as numbers."""
+    body, rule = op.body, op.grad
+    assert body is not None and rule is not None
+
+    def marked(values: Sequence[Value | None]) -> list[Value | None]:
+        return [_as_number(_in_type_again(v)) if flag and v is not None else v
+                for v, flag in zip(values, flags, strict=True)]
+
+    def with_numbers(*values: Value | None, **attrs: Any) -> Any:
+        return body(*marked(values), **attrs)
+
+    def rule_with_numbers(node: Node, *gs: Value | None) -> Any:
+        inputs = tuple(marked(node.inputs))
+        return rule(Node(op, inputs, node.attrs, node.types, node.where), *gs)
+
+    return replace(op, body=with_numbers, grad=rule_with_numbers)
+
+
+def _in_type_again(value: Value) -> Value:
+    """The same value by another name, which may be marked without marking the first."""
+    return apply(operator_named("astype"), [value], {"dtype": value.dtype})
 
 
 def _as_number(made: Value) -> Value:
@@ -652,9 +677,7 @@ def _as_number(made: Value) -> Value:
 
 def _typed(value: Value) -> Value:
     """A value that keeps its type wherever it goes."""
-    if not value.is_number:
-        return value
-    return apply(operator_named("astype"), [value], {"dtype": value.dtype})
+    return _in_type_again(value) if value.is_number else value
 
 
 # Of these, the result depends on more digits of a number than a half type has.
