@@ -24,11 +24,8 @@ from terrazzo.expr.structure import structure
 from terrazzo.expr.work import work
 from terrazzo.graph.fusion import Fused, Group, fuse, takes_strides
 from terrazzo.graph.ir import Graph, Node, Value
-from terrazzo.graph.passes import canonicalize, inline_composites
-from terrazzo.graph.passes.complex_views import in_parts
+from terrazzo.graph.passes import Guide, canonicalize, prepared
 from terrazzo.graph.passes.cse import frozen
-from terrazzo.graph.passes.inline import in_bodies
-from terrazzo.graph.passes.recognize import recognize
 from terrazzo.graph.rewrite import Applied, Pass, RuleTable, user_rules
 from terrazzo.index import Index, Var
 from terrazzo.knobs import Settings, knobs
@@ -66,6 +63,11 @@ class Options:
         """Which rewrites run."""
         return self.settings.opt_level
 
+    @property
+    def guide(self) -> Guide:
+        """What rewrites go by."""
+        return Guide(self.level, self.rules, lambda node: cpu_templates.has_kernel(node.op.name))
+
     def chip(self) -> ChipSpec:
         """The processor that code is made for where nobody names one."""
         return host(self.settings.vector_bits)
@@ -86,7 +88,7 @@ class Lowering:
     def _canonical(self) -> tuple[Graph, list[Applied]]:
         log: list[Applied] = []
         graph = self.source if self.is_inlined else inlined(self.source, log, self.options)
-        graph, more = canonicalize(graph, self.options.level, self.options.rules)
+        graph, more = canonicalize(graph, self.options.guide)
         return graph, log + more
 
     @property
@@ -263,14 +265,8 @@ def _free(index: Index) -> set[Var]:
 def inlined(graph: Graph, log: list[Applied] | None = None, options: Options | None = None,
             trail: list[Pass] | None = None) -> Graph:
     """A graph of primitives and of those composite operators that have a kernel of their own."""
-    options = options or Options.now()
-    known = recognize(graph, log, options.level, trail)
-    graph = inline_composites(known, log, whole=lambda n: cpu_templates.has_kernel(n.op.name))
-    graph = in_bodies(graph, lambda body: inlined(body, log, options))
-    graph = in_parts(graph)
-    if trail is not None:
-        trail.append(Pass("inlining of operators", known, graph, ()))
-    return graph
+    guide = (options or Options.now()).guide
+    return prepared(graph, guide, [] if log is None else log, trail)
 
 
 def rewriting(graph: Graph, options: Options | None = None) -> list[Pass]:
@@ -279,7 +275,7 @@ def rewriting(graph: Graph, options: Options | None = None) -> list[Pass]:
     trail: list[Pass] = []
     for _ in range(2):  # once for the cache key, and once more when it is lowered
         graph = inlined(graph, None, options, trail)
-    canonicalize(graph, options.level, options.rules, trail)
+    canonicalize(graph, options.guide, trail)
     return trail
 
 

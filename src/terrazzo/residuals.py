@@ -72,7 +72,7 @@ def _rewritten(graph: Graph, options: Options) -> Graph:
     """What is the same in both parts is then written in the same way."""
     for _ in range(2):  # what was inside of operators is recognised the second time
         graph = inlined(graph, options=options)
-    return canonicalize(graph, options.level, options.rules)[0]
+    return canonicalize(graph, options.guide)[0]
 
 
 # ---------------------------------------------------------------- loops

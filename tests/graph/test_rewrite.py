@@ -13,7 +13,7 @@ import terrazzo.graph.rewrite as engine
 from terrazzo.dtypes import float32, int32
 from terrazzo.errors import ArgumentError, CompileError
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, constant
-from terrazzo.graph.passes import RULES, canonicalize
+from terrazzo.graph.passes import RULES, Guide, canonicalize
 from terrazzo.graph.rewrite import (
     P,
     Rule,
@@ -223,7 +223,7 @@ def test_users_add_rules(own_rules: None) -> None:
     assert exp_of_log in list(user_rules())
     graph = graph_of(lambda a: exp(log(a)))
     assert names(canonicalize(graph)[0]) == []
-    assert names(canonicalize(graph, "basic")[0]) == ["log", "exp"]
+    assert names(canonicalize(graph, Guide("basic"))[0]) == ["log", "exp"]
 
 
 # ---------------------------------------------------------------- the sweep

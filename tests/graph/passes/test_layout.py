@@ -12,7 +12,7 @@ import terrazzo as tz
 from terrazzo.dtypes import as_dtype, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, trace_scope
-from terrazzo.graph.passes import canonicalize
+from terrazzo.graph.passes import Guide, canonicalize
 from terrazzo.graph.passes.layout import (
     ELEMENTWISE,
     MOVERS,
@@ -65,8 +65,8 @@ def check(function: Callable[..., Any], *arrays: np.ndarray, left: int,
           level: str = "all") -> list[Applied]:
     """Canonical with and without layouts gives the same; so many permutes are left."""
     graph = graph_of(function, *arrays)
-    plain, _ = canonicalize(graph, "extended")
-    chosen, log = canonicalize(graph, level)
+    plain, _ = canonicalize(graph, Guide("extended"))
+    chosen, log = canonicalize(graph, Guide(level))
     for before, after in zip(run(plain, arrays), run(chosen, arrays), strict=True):
         np.testing.assert_allclose(after, before, rtol=2e-6, atol=1e-6)
     assert permutes(chosen) == left, str(chosen)

@@ -14,7 +14,7 @@ from terrazzo.compiler import Lowering, compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType
-from terrazzo.graph.passes import canonicalize, quantized
+from terrazzo.graph.passes import Guide, canonicalize, quantized
 from terrazzo.graph.passes.quantized import REWRITES
 from terrazzo.graph.rewrite import Applied
 from terrazzo.graph.trace import trace
@@ -210,7 +210,7 @@ def test_the_level_decides() -> None:
     graph = traced(layer, *IMAGES)
     assert quantized(graph, log, "basic") is graph and not log
     with knobs.override(opt_level="basic"):
-        assert "convolve" in names(canonicalize(graph, "basic")[0])
+        assert "convolve" in names(canonicalize(graph, Guide("basic"))[0])
 
 
 def test_groups_and_depthwise_layers() -> None:

@@ -1,88 +1,133 @@
-"""Rewrites of whole graphs, one a file; `canonicalize` runs them until nothing changes."""
+"""Rewrites of whole graphs, one a file, and the two lists by which they are driven.
+
+`PREPARING` brings a graph as it was written to the operators that a chip has kernels for;
+`REPEATED` runs until nothing changes. The compiler, the log of rewrites and the blame of `verify`
+all go by these lists: a new pass is a file and a line here.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
-from terrazzo.graph.ir import Graph, Node, Value
+from terrazzo.graph.ir import Graph, Node
 from terrazzo.graph.passes.algebra import RULES, algebra
+from terrazzo.graph.passes.complex_views import in_parts
 from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.passes.fold import fold_constants
-from terrazzo.graph.passes.inline import inline_composites
+from terrazzo.graph.passes.inline import in_bodies, inline_composites
 from terrazzo.graph.passes.layout import layout, permuted_elements
+from terrazzo.graph.passes.products import merge_products
 from terrazzo.graph.passes.quantized import quantized
-from terrazzo.graph.rewrite import Applied, Pass, RuleTable, sweep, user_rules
+from terrazzo.graph.passes.recognize import opened, recognized
+from terrazzo.graph.rewrite import Applied, Pass, RuleTable, user_rules
 
-__all__ = ["RULES", "algebra", "canonicalize", "common_subexpressions", "fold_constants",
-           "inline_composites", "layout", "quantized"]
+__all__ = ["PREPARING", "REPEATED", "RULES", "Guide", "Step", "algebra", "canonicalize",
+           "common_subexpressions", "fold_constants", "inline_composites", "layout", "prepared",
+           "quantized"]
 
 
-def canonicalize(graph: Graph, level: str = "all", added: RuleTable | None = None,
-                 trail: list[Pass] | None = None) -> tuple[Graph, list[Applied]]:
+@dataclass(frozen=True, eq=False)
+class Guide:
+    """What passes go by."""
+
+    level: str = "all"
+    rules: RuleTable = field(default_factory=user_rules)  # those that users added
+    keeps: Callable[[Node], bool] = lambda node: node.op.keep_whole
+    """Which composite operators the chip runs whole."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A pass in a list: its name for people, and what it does with a graph, a guide and a log."""
+
+    name: str
+    run: Callable[..., Graph]
+    stops: bool = False  # whether it takes `most`, and ends after so many of its rewrites
+    measure: Callable[[Graph], float] | None = None  # repeated only where this becomes less
+
+
+PREPARING = (
+    Step("opening of operators", lambda graph, guide, log: opened(graph, log)),
+    Step("recognition of patterns", lambda graph, guide, log, **most: recognized(
+        graph, log, guide.level, **most), stops=True),
+    Step("merging of products", lambda graph, guide, log: merge_products(graph, log, guide.level)),
+    Step("inlining of operators", lambda graph, guide, log: inline_composites(
+        graph, log, whole=guide.keeps)),
+    Step("graphs inside of operators", lambda graph, guide, log: in_bodies(
+        graph, lambda body: prepared(body, guide, log))),
+    Step("complex numbers in parts", lambda graph, guide, log: in_parts(graph)),
+)
+REPEATED = (
+    Step("inlining of operators", lambda graph, guide, log: inline_composites(
+        graph, log, whole=guide.keeps)),
+    # Before weights are folded back into floats.
+    Step("quantised rewrites", lambda graph, guide, log, **most: quantized(
+        graph, log, guide.level, **most), stops=True),
+    Step("folding of constants", lambda graph, guide, log: fold_constants(graph, log)),
+    Step("common subexpressions", lambda graph, guide, log: common_subexpressions(graph, log)),
+    Step("algebra", lambda graph, guide, log, **most: algebra(
+        graph, log, guide.level, guide.rules, **most), stops=True),
+    Step("choice of layouts", lambda graph, guide, log: layout(graph, log, guide.level),
+         measure=permuted_elements),
+)
+
+
+def prepared(graph: Graph, guide: Guide, log: list[Applied], trail: list[Pass] | None = None
+             ) -> Graph:
+    """A graph of primitives and of those composite operators that the chip keeps whole."""
+    for step in PREPARING:
+        graph = _done(step, graph, guide, log, trail, {})
+    return graph
+
+
+def canonicalize(graph: Graph, guide: Guide | None = None, trail: list[Pass] | None = None
+                 ) -> tuple[Graph, list[Applied]]:
     """The graph in primitive operators, constants folded, each thing once, algebra applied.
 
-    `added` are rules of the user's, by default all that there are now. Graphs inside
-    nodes (branches, bodies of loops) are brought to the same form. What each step made is added
-    to `trail`.
+    Graphs inside nodes (branches, bodies of loops) are brought to the same form. What each step
+    made is added to `trail`.
     """
-    added = user_rules() if added is None else added
+    guide = guide or Guide()
     log: list[Applied] = []
-    moved: float = math.inf  # elements that permutes move since layouts were last chosen
+    least: dict[str, float] = {}
     while True:
         before = len(log)
-        for name, step, countable in _steps(level, added):
-            applied: list[Applied] = []
-            made = step(graph, applied)
-            if trail is not None:
-                trail.append(Pass(name, graph, made, applied, partial(
-                    _partly, step, graph) if countable else None))
-            graph = made
-            log += applied
-        applied = []
-        chosen = layout(graph, applied, level)
-        if applied and (now := permuted_elements(chosen)) < moved:
-            if trail is not None:
-                trail.append(Pass("choice of layouts", graph, chosen, applied))
-            graph, moved = chosen, now
-            log += applied
+        for step in REPEATED:
+            graph = _done(step, graph, guide, log, trail, least)
         if len(log) == before:
-            return _canonicalize_inside(graph, level, added, log), log
+            return _inside_too(graph, guide, log), log
 
 
-_Step = Callable[..., Graph]
+def _done(step: Step, graph: Graph, guide: Guide, log: list[Applied], trail: list[Pass] | None,
+          least: dict[str, float]) -> Graph:
+    applied: list[Applied] = []
+    made = step.run(graph, guide, applied)
+    if step.measure is not None:
+        now = step.measure(made) if applied else math.inf
+        if now >= least.get(step.name, math.inf):
+            return graph
+        least[step.name] = now
+    if trail is not None:
+        trail.append(Pass(step.name, graph, made, applied, partial(
+            _partly, step, graph, guide) if step.stops else None))
+    log += applied
+    return made
 
 
-def _steps(level: str, added: RuleTable) -> tuple[tuple[str, _Step, bool], ...]:
-    """What is done in turn, and whether it can be stopped after some of its rewrites."""
-    return (
-        ("inlining of operators", inline_composites, False),
-        # Before weights are folded back into floats.
-        ("quantised rewrites", partial(quantized, level=level), True),
-        ("folding of constants", fold_constants, False),
-        ("common subexpressions", common_subexpressions, False),
-        ("algebra", partial(algebra, level=level, added=added), True),
-    )
+def _partly(step: Step, graph: Graph, guide: Guide, most: int) -> Graph:
+    return step.run(graph, guide, [], most=most)
 
 
-def _partly(step: _Step, graph: Graph, most: int) -> Graph:
-    return step(graph, most=most)
+def _inside_too(graph: Graph, guide: Guide, log: list[Applied]) -> Graph:
+    done: dict[Graph, Graph] = {}  # what two nodes share stays shared
 
+    def change(body: Graph) -> Graph:
+        if body not in done:
+            done[body], applied = canonicalize(body, guide)
+            log.extend(applied)
+        return done[body]
 
-def _canonicalize_inside(graph: Graph, level: str, added: RuleTable, log: list[Applied]
-                         ) -> Graph:
-    done: dict[Graph, Graph] = {}
-
-    def visit(node: Node) -> tuple[Value, ...] | None:
-        held = {k: v for k, v in node.attrs.items() if isinstance(v, Graph)}
-        if all(g in done.values() for g in held.values()):
-            return None
-        for g in held.values():
-            if g not in done:
-                done[g], applied = canonicalize(g, level, added)
-                log.extend(applied)
-        attrs = {**node.attrs, **{k: done[g] for k, g in held.items()}}
-        return Node(node.op, node.inputs, attrs, node.types, node.where).outputs
-
-    return sweep(graph, visit)
+    return in_bodies(graph, change)

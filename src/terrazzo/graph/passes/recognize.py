@@ -9,9 +9,9 @@ from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.passes.gelu import GELU
 from terrazzo.graph.passes.inline import inline_composites
 from terrazzo.graph.passes.norms import NORMS
-from terrazzo.graph.passes.products import PRODUCTS, merge_products
+from terrazzo.graph.passes.products import PRODUCTS
 from terrazzo.graph.passes.rotary import ROTARY
-from terrazzo.graph.rewrite import Applied, Pass, RuleTable, rewrite
+from terrazzo.graph.rewrite import Applied, RuleTable, rewrite
 
 PATTERNS: RuleTable = NORMS + GELU + ROTARY + CONVOLUTION + PRODUCTS + ATTENTION
 _OPENED = frozenset({"user", "shape", "elementwise"})
@@ -27,18 +27,10 @@ def opened(graph: Graph, log: list[Applied] | None = None) -> Graph:
     return common_subexpressions(graph, log)
 
 
-def recognize(graph: Graph, log: list[Applied] | None = None, level: str = "all",
-              trail: list[Pass] | None = None) -> Graph:
-    """The graph with known patterns replaced by the operators they stand for."""
-    flat = opened(graph, log)
-    known, applied = rewrite(flat, PATTERNS, level)
-    merged: list[Applied] = []
-    result = merge_products(known, merged, level)
+def recognized(graph: Graph, log: list[Applied] | None = None, level: str = "all",
+               most: int | None = None) -> Graph:
+    """The graph, once opened, with known patterns replaced by the operators they stand for."""
+    graph, applied = rewrite(graph, PATTERNS, level, most=most)
     if log is not None:
-        log += applied + merged
-    if trail is not None:
-        trail += [Pass("opening of operators", graph, flat, ()),
-                  Pass("recognition of patterns", flat, known, applied,
-                       lambda most: rewrite(flat, PATTERNS, level, most=most)[0]),
-                  Pass("merging of products", known, result, merged)]
-    return result
+        log += applied
+    return graph
