@@ -30,11 +30,12 @@ ROOMS: dict[str, set[str]] = {
     "codegen": {"base", "loop", "expr", "chips"},
     "runtime": {"base", "loop", "expr", "codegen", "chips", "graph", "ops"},
     "triton_cpu": {"base", "loop", "expr", "chips", "codegen", "runtime"},
+    "te": {"base", "loop", "expr", "chips", "codegen", "runtime"},
     "frontends": {"base", "expr", "ops", "graph"},
     "session": {"base", "ops", "graph", "chips", "runtime", "frontends", "compiler"},
     "ort": {"base", "runtime", "frontends", "session"},
     "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "frontends",
-            "session", "triton_cpu", "ort"},
+            "session", "triton_cpu", "ort", "te"},
 }
 
 PACKAGE = Path(terrazzo.errors.__file__).parent

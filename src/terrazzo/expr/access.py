@@ -9,12 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from terrazzo.expr.ir import Tensor
-from terrazzo.index import Index, Var, evaluate, free_vars, proves_le, substitute
+from terrazzo.index import (
+    Index,
+    Max,
+    Var,
+    evaluate,
+    free_vars,
+    maximum,
+    minimum,
+    proves_le,
+    substitute,
+)
 from terrazzo.loop.bounds import Interval, interval_of
 from terrazzo.scalar import (
     Axis,
@@ -83,6 +94,10 @@ def _facts(condition: Scalar, holds: bool) -> Iterator[Index]:
     elif condition.op == ("and" if holds else "or"):
         for part in condition.args:
             yield from _facts(part, holds)
+    elif condition.op == ("or" if holds else "and"):
+        sides = [list(_facts(part, holds)) for part in condition.args]
+        if all(sides):  # one of them holds: the greatest of what tells them is not negative
+            yield reduce(maximum, (reduce(minimum, side) for side in sides))
     elif condition.op in _COMPARED:
         a, b = map(_as_index, condition.args)
         if a is not None and b is not None:
@@ -91,7 +106,8 @@ def _facts(condition: Scalar, holds: bool) -> Iterator[Index]:
 
 _COMPARED: dict[str, Callable[[Index, Index], list[Index]]] = {
     "lt": lambda a, b: [b - a - 1], "le": lambda a, b: [b - a], "gt": lambda a, b: [a - b - 1],
-    "ge": lambda a, b: [a - b], "eq": lambda a, b: [a - b, b - a], "ne": lambda a, b: [],
+    "ge": lambda a, b: [a - b], "eq": lambda a, b: [a - b, b - a],
+    "ne": lambda a, b: [maximum(a - b - 1, b - a - 1)],
 }
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
@@ -118,6 +134,8 @@ def inside(access: Access, sizes: Mapping[Var, int]) -> bool | None:
             return True  # a loop of no steps
         ranges[axis.var] = Interval(first, last)
 
+    facts = [_narrowed(fact, ranges) for fact in facts]
+
     def nonnegative(e: Index) -> bool:
         lows = (interval_of(part, ranges).lo for part in (e, *(e - fact for fact in facts)))
         return any(low is not None and proves_le(0, low) for low in lows)
@@ -127,6 +145,18 @@ def inside(access: Access, sizes: Mapping[Var, int]) -> bool | None:
     if any(nonnegative(-fact - 1) for fact in facts):
         return True  # a condition that never holds
     return _tried(index, size, axes, ranges, facts)
+
+
+def _narrowed(fact: Index, ranges: Mapping[Var, Interval]) -> Index:
+    """What is left of "one of these is not negative": `i != 0` from 0 on is `i >= 1`."""
+    if not isinstance(fact, Max):
+        return fact
+    possible = []
+    for arg in fact.args:
+        high = interval_of(arg, ranges).hi
+        if high is None or not proves_le(high, -1):
+            possible.append(arg)
+    return reduce(maximum, possible) if possible else -1
 
 
 def _tried(index: Index, size: Index, axes: Sequence[Axis], ranges: Mapping[Var, Interval],

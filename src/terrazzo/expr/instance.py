@@ -21,6 +21,7 @@ from terrazzo.index import (
     ceildiv,
     divisible,
     free_vars,
+    maximum,
     minimum,
     proves_eq,
     proves_le,
@@ -145,7 +146,7 @@ class Instance:
         start = 0 if root is None else self.resolve(root.lo)
         if axis in self._split:
             step = self._split[axis]
-            return start + self.value(step.outer) * step.factor + self.value(step.inner)
+            return start + self.value(step.outer) * self.piece(step) + self.value(step.inner)
         if axis in self._fused:
             fuse = self._fused[axis]
             both, inner = self.value(fuse.fused), self.room(fuse.inner)
@@ -172,12 +173,20 @@ class Instance:
             fuse = self._fusion[axis]
             return self.room(fuse.outer) * self.room(fuse.inner)
         step = self._made[axis]
-        whole = self.extent(step.axis)
+        whole, piece = self.extent(step.axis), self.piece(step)
         if axis == step.outer:
-            return ceildiv(whole, step.factor)
-        if divisible(whole, step.factor):
-            return step.factor
-        return minimum(step.factor, whole - self.value(step.outer) * step.factor)
+            return ceildiv(whole, piece) if step.nparts is None else step.nparts
+        if isinstance(piece, int) and divisible(whole, piece) and (
+                step.nparts is None or proves_eq(whole, piece * step.nparts)):
+            return piece
+        rest = whole - self.value(step.outer) * piece
+        if step.nparts is not None and not proves_le((step.nparts - 1) * piece, whole):
+            rest = maximum(rest, 0)  # there may be fewer values than pieces
+        return minimum(piece, rest)
+
+    def piece(self, step: Split) -> Index:
+        """The length of the pieces that an axis is cut into."""
+        return step.piece(self.room(step.axis))
 
     def room(self, axis: str) -> Index:
         """A count of values that is never exceeded and depends on no loop of this stage."""
@@ -187,10 +196,10 @@ class Instance:
             fuse = self._fusion[axis]
             return self.room(fuse.outer) * self.room(fuse.inner)
         step = self._made[axis]
-        whole = self.room(step.axis)
+        whole, piece = self.room(step.axis), self.piece(step)
         if axis == step.outer:
-            return ceildiv(whole, step.factor)
-        return whole if proves_le(whole, step.factor) else step.factor
+            return ceildiv(whole, piece) if step.nparts is None else step.nparts
+        return whole if proves_le(whole, piece) else piece
 
     def resolve(self, index: Index) -> Index:
         """An index over the stage's axes, in variables of its loops."""

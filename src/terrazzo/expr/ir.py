@@ -50,13 +50,7 @@ class Tensor:
     offset: Index = 0  # of the first element from the start of its memory
 
     def __getitem__(self, indices: Any) -> Load:
-        if not isinstance(indices, tuple):
-            indices = (indices,)
-        if len(indices) != len(self.shape):
-            raise RankError(f"{self.name} has {len(self.shape)} dimensions, got {len(indices)} "
-                            "indices")
-        return Load(self.dtype, self, tuple(
-            i.var if isinstance(i, Axis) else i for i in indices))
+        return load(self, indices if isinstance(indices, tuple) else (indices,))
 
     @property
     def is_input(self) -> bool:
@@ -78,6 +72,14 @@ class Tensor:
 
     def __str__(self) -> str:
         return format_tensor(self)
+
+
+def load(tensor: Tensor, indices: Sequence[Any]) -> Load:
+    """An element of a tensor, at one index a dimension: an index, an axis or a computed one."""
+    if len(indices) != len(tensor.shape):
+        raise RankError(f"{tensor.name} has {len(tensor.shape)} dimensions, got {len(indices)} "
+                        "indices")
+    return Load(tensor.dtype, tensor, tuple(i.var if isinstance(i, Axis) else i for i in indices))
 
 
 def _as_expr(value: Index) -> Any:

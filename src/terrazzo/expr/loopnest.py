@@ -160,7 +160,9 @@ def _mark(nest: LoopNest, step: Mark) -> LoopNest:
     if step.kind in ("parallel", "program") and nest.is_reduction(step.axis):
         raise ScheduleError(
             f"axis {step.axis!r} of {nest.stage} is a reduction and cannot be {word}: its "
-            "iterations write to one place", hint="make an axis of the result parallel instead")
+            "iterations write to one place",
+            hint="rfactor it, which gives each iteration a place of its own, or make an axis of "
+                 "the result parallel")
     if step.kind != "unrolled":
         for other, mark in nest.marks.items():
             if mark.kind == step.kind and step.kind != "program":

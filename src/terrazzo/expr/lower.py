@@ -112,7 +112,7 @@ class _Lowering:
 
     def _allocate(self, stage: Stage, base: Sequence[Index], sizes: Sequence[Index]) -> Buffer:
         parts = storage_parts(stage, sizes)
-        total = num_elements(size for _, _, size in parts)
+        total = num_elements(part.size for part in parts)
         buffer = Buffer(self.fresh(stage.name), stage.tensor.dtype, total)
         self.places[stage.tensor] = Place(buffer, stage.tensor, tuple(base), parts)
         return buffer

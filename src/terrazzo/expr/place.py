@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from terrazzo.expr.ir import Tensor
@@ -15,38 +15,43 @@ from terrazzo.scalar import Scalar, call
 from terrazzo.shapes import num_elements
 
 
+@dataclass(frozen=True)
+class Part:
+    """One coordinate of storage: `offset // divisor % size` of a dimension's offset."""
+
+    dimension: int
+    divisor: Index
+    size: Index
+    outermost: bool = True  # of its dimension: there is nothing to take the remainder of
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """Where a tensor's elements are: a whole tensor in a parameter, or a region of it in a local.
 
-    A local begins at `base` and holds `sizes` elements of each dimension, in the order `parts`:
-    (dimension, divisor, size) says that `offset // divisor % size` is one coordinate of storage.
+    A local begins at `base` and holds its elements in the order that `parts` say.
     """
 
     buffer: Buffer
     tensor: Tensor
     base: tuple[Index, ...] | None = None
-    parts: tuple[tuple[int, int, Index], ...] = ()
+    parts: tuple[Part, ...] = ()
 
     def address(self, indices: Sequence[Index | Scalar]) -> Index | Scalar:
         """The address of an element of the tensor."""
         if self.base is None:
             return self.tensor.flat(indices)
-        storage = Tensor(self.buffer.name, tuple(size for _, _, size in self.parts),
+        storage = Tensor(self.buffer.name, tuple(part.size for part in self.parts),
                          self.buffer.dtype)
-        counted = [sum(1 for d, _, _ in self.parts if d == dim) for dim in range(len(indices))]
         coordinates = []
-        for dim, divisor, size in self.parts:
-            at = _minus(indices[dim], self.base[dim])
-            if divisor > 1:
-                at = _apply("floordiv", at, divisor)
-            if counted[dim] > 1 and not self._is_outermost(dim, divisor):
-                at = _apply("mod", at, size)
+        for part in self.parts:
+            at = _minus(indices[part.dimension], self.base[part.dimension])
+            if part.divisor != 1:
+                at = _apply("floordiv", at, part.divisor)
+            if not part.outermost:
+                at = _apply("mod", at, part.size)
             coordinates.append(at)
         return storage.flat(coordinates)
-
-    def _is_outermost(self, dim: int, divisor: int) -> bool:
-        return all(other <= divisor for d, other, _ in self.parts if d == dim)
 
 
 def _minus(index: Index | Scalar, base: Index) -> Any:
@@ -71,20 +76,23 @@ def storage_size(tensor: Tensor) -> Index:
     return span
 
 
-def storage_parts(stage: Stage, sizes: Sequence[Index]) -> tuple[tuple[int, int, Index], ...]:
+def storage_parts(stage: Stage, sizes: Sequence[Index]) -> tuple[Part, ...]:
+    """How the elements of a stage's own memory follow each other; see `Place.parts`."""
     if stage.packed is None:
-        return tuple((d, 1, size) for d, size in enumerate(sizes))
+        return tuple(Part(d, 1, size) for d, size in enumerate(sizes))
     splits = {r.axis: r for r in stage.nest.relations if isinstance(r, Split)}
-    parts: dict[str, tuple[int, int, Index]] = {}
+    parts: dict[str, Part] = {}
 
-    def take_apart(axis: str, dim: int, divisor: int, size: Index) -> None:
+    def take_apart(axis: str, part: Part) -> None:
         step = splits.get(axis)
         if step is None:
-            parts[axis] = dim, divisor, size
+            parts[axis] = part
             return
-        take_apart(step.outer, dim, divisor * step.factor, ceildiv(size, step.factor))
-        take_apart(step.inner, dim, divisor, step.factor)
+        piece = step.piece(part.size)
+        take_apart(step.outer, replace(part, divisor=part.divisor * piece,
+                                       size=ceildiv(part.size, piece)))
+        take_apart(step.inner, replace(part, size=piece, outermost=False))
 
     for dim, (axis, size) in enumerate(zip(stage.nest.data, sizes, strict=True)):
-        take_apart(axis, dim, 1, size)
+        take_apart(axis, Part(dim, 1, size))
     return tuple(parts[axis] for axis in stage.packed)

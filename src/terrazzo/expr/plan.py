@@ -8,13 +8,14 @@ from typing import Any
 
 from terrazzo.errors import ScheduleError
 from terrazzo.expr import loopnest
-from terrazzo.expr.ir import Program, Tensor, axes_for, inline
+from terrazzo.expr.ir import Program, Tensor, axes_for, inline, load
 from terrazzo.expr.loopnest import LoopNest
 from terrazzo.expr.schedule import (
     CacheRead,
     CacheWrite,
     ComputeAt,
     ComputeInline,
+    ComputeRoot,
     Fuse,
     Mark,
     Pack,
@@ -135,7 +136,7 @@ def fresh_name(name: str, taken: Iterable[str]) -> str:
 
 def _copy_of(tensor: Tensor, name: str) -> Tensor:
     axes = axes_for(tensor.shape)
-    body = tensor[tuple(axes)]
+    body = load(tensor, axes)
     return Tensor(name, tensor.shape, tensor.dtype, axes, body, origin=tensor.origin)
 
 
@@ -227,6 +228,8 @@ def _apply(state: Plan, step: Step) -> Plan:
         return _with(state, replace(stage, nest=loopnest.apply(stage.nest, step)))
     if isinstance(step, ComputeAt):
         return _with(state, _compute_at(state, stage, step))
+    if isinstance(step, ComputeRoot):
+        return _with(state, replace(stage, attach=None))
     if isinstance(step, Streaming):
         return _with(state, replace(stage, streaming=True))
     if isinstance(step, Pack):
@@ -301,7 +304,7 @@ def _cache_write(state: Plan, stage: Stage, step: CacheWrite) -> Plan:
     tensor = stage.tensor
     inner = Tensor(step.name, tensor.shape, tensor.dtype, tensor.axes, stage.body,
                    origin=tensor.origin)
-    copy = inner[tuple(tensor.axes)]
+    copy = load(inner, tensor.axes)
     stages: list[Stage] = []
     for s in state.stages:
         stages += [_stage(inner), _stage(tensor, copy)] if s is stage else [s]

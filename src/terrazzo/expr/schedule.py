@@ -11,13 +11,13 @@ Steps know nothing of a program; `plan.plan` applies them to one and says what d
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 from terrazzo.errors import ScheduleError
 from terrazzo.expr.ir import Program, Tensor
-from terrazzo.index import Var
+from terrazzo.index import Index, Var, ceildiv, maximum
 from terrazzo.scalar import Axis
 
 SCOPES = ("local",)
@@ -42,16 +42,29 @@ class Step:
 
 @dataclass(frozen=True)
 class Split(Step):
-    """One loop becomes two: `inner` runs over `factor` values, `outer` over the pieces."""
+    """One loop becomes two: `inner` runs over `factor` values, `outer` over the pieces.
+
+    Instead of a factor there may be a number of pieces; how long they are is then worked out where
+    the loop's length is known, which may be when the kernel runs.
+    """
 
     verb: ClassVar[str] = "split"
     axis: str
-    factor: int
+    factor: int | None
     outer: str
     inner: str
+    nparts: int | None = None
+
+    def piece(self, room: Index) -> Index:
+        """How many values `inner` runs over, in a loop of at most `room`."""
+        if self.factor is not None:
+            return self.factor
+        assert self.nparts is not None
+        return maximum(ceildiv(room, self.nparts), 1)
 
     def arguments(self) -> str:
-        return f"{self.axis}, {self.factor} -> {self.outer}, {self.inner}"
+        by = self.factor if self.nparts is None else f"nparts {self.nparts}"
+        return f"{self.axis}, {by} -> {self.outer}, {self.inner}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,13 @@ class ComputeAt(Step):
 
     def arguments(self) -> str:
         return f"{self.consumer}, {self.axis}"
+
+
+@dataclass(frozen=True)
+class ComputeRoot(Step):
+    """The stage is computed whole, before whatever reads it."""
+
+    verb: ClassVar[str] = "compute_root"
 
 
 @dataclass(frozen=True)
@@ -168,8 +188,8 @@ class Streaming(Step):
 
 
 STEPS: dict[str, type[Step]] = {cls.verb: cls for cls in (
-    Split, Fuse, Reorder, Mark, ComputeAt, ComputeInline, CacheRead, CacheWrite, Pack, Tensorize,
-    Streaming)}
+    Split, Fuse, Reorder, Mark, ComputeAt, ComputeRoot, ComputeInline, CacheRead, CacheWrite, Pack,
+    Tensorize, Streaming)}
 
 
 def name_of(thing: Any) -> str:
@@ -199,15 +219,19 @@ class Schedule:
         return Schedule(self.steps + steps)
 
     # ------------------------------------------------------------ loops
-    def split(self, stage: Any, axis: Any, factor: int, outer: str | None = None,
-              inner: str | None = None) -> Schedule:
-        """Cut a loop into pieces of `factor`; the last piece may be shorter."""
+    def split(self, stage: Any, axis: Any, factor: int | None = None, outer: str | None = None,
+              inner: str | None = None, nparts: int | None = None) -> Schedule:
+        """Cut a loop into pieces of `factor`, or into `nparts` pieces; the last may be shorter."""
         axis = name_of(axis)
-        if not isinstance(factor, int) or factor < 1:
-            raise ScheduleError(f"cannot split axis {axis!r} of {name_of(stage)} by {factor!r}",
+        if (factor is None) == (nparts is None):
+            raise ScheduleError(f"cannot split axis {axis!r} of {name_of(stage)}",
+                                hint="give either a factor or nparts")
+        by = factor if nparts is None else nparts
+        if not isinstance(by, int) or by < 1:
+            raise ScheduleError(f"cannot split axis {axis!r} of {name_of(stage)} by {by!r}",
                                 hint="a factor is a whole number, 1 or more")
-        return self.then(Split(
-            name_of(stage), axis, factor, outer or f"{axis}.o", inner or f"{axis}.i"))
+        return self.then(Split(name_of(stage), axis, factor, outer or f"{axis}.o",
+                               inner or f"{axis}.i", nparts))
 
     def tile(self, stage: Any, first: Any, second: Any, first_factor: int,
              second_factor: int) -> Schedule:
@@ -257,6 +281,10 @@ class Schedule:
         """Compute a stage inside a loop of one that reads it."""
         return self.then(ComputeAt(name_of(stage), name_of(consumer), name_of(axis)))
 
+    def compute_root(self, stage: Any) -> Schedule:
+        """Compute a stage in loops of its own, as is usual."""
+        return self.then(ComputeRoot(name_of(stage)))
+
     def compute_inline(self, stage: Any) -> Schedule:
         """Compute a stage's elements where they are read."""
         return self.then(ComputeInline(name_of(stage)))
@@ -297,13 +325,18 @@ class Schedule:
         steps = []
         for row in json.loads(text):
             cls = STEPS.get(row.pop("do", None))
-            if cls is None or set(row) != {f.name for f in fields(cls)}:
+            if cls is None or not _fits(row, cls):
                 raise ScheduleError(f"no schedule step looks like {row}",
                                     hint=f"steps are {', '.join(STEPS)}")
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                                       for k, v in row.items()}
             steps.append(cls(**values))
         return Schedule(tuple(steps))
+
+
+def _fits(row: Mapping[str, Any], cls: type[Step]) -> bool:
+    needed = {f.name for f in fields(cls) if f.default is MISSING}
+    return needed <= set(row) <= {f.name for f in fields(cls)}
 
 
 def _scope(scope: str) -> str:

@@ -1,0 +1,178 @@
+"""Schedules being written: `te.schedule` and the handles of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from terrazzo.errors import ScheduleError
+from terrazzo.expr import ir
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.plan import Plan, plan
+from terrazzo.expr.schedule import Schedule, name_of
+from terrazzo.expr.tensorize import Intrinsic
+from terrazzo.te.terms import ReduceAxis, plain
+
+
+def schedule(*outputs: Tensor) -> ScheduleBuilder:
+    """Start a schedule for what the given tensors are computed from."""
+    inputs: dict[Tensor, None] = {}
+    stages: dict[Tensor, None] = {}
+
+    def visit(tensor: Tensor) -> None:
+        if tensor in inputs or tensor in stages:
+            return
+        if tensor.is_input:
+            inputs[tensor] = None
+            return
+        for source in ir.reads(tensor):
+            visit(source)
+        stages[tensor] = None
+
+    for output in outputs:
+        visit(output)
+    program = Program(outputs[0].name, tuple(inputs), tuple(stages), outputs)
+    return ScheduleBuilder(program)
+
+
+class ScheduleBuilder:
+    """A schedule being written; `schedule` is the data so far, checked after every step."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.schedule = Schedule()
+        self.plan: Plan = plan(program, self.schedule)
+
+    def __getitem__(self, stage: Tensor | str | StageHandle) -> StageHandle:
+        if isinstance(stage, StageHandle):
+            return stage
+        self.plan.stage(name_of(stage))
+        return StageHandle(self, name_of(stage))
+
+    def cache_read(self, tensor: Tensor | str | StageHandle, scope: str,
+                   readers: Sequence[Any]) -> StageHandle:
+        """Copy a tensor into memory of its own for some readers; answers with the new stage."""
+        source = _stage_name(tensor)
+        self.set(self.schedule.cache_read(source, scope, [_stage_name(r) for r in readers]))
+        return StageHandle(self, f"{source}.{scope}")
+
+    def cache_write(self, tensor: Tensor | str | StageHandle, scope: str = "local") -> StageHandle:
+        """Compute a tensor in memory of its own and copy it out; answers with the new stage."""
+        source = _stage_name(tensor)
+        self.set(self.schedule.cache_write(source, scope))
+        return StageHandle(self, f"{source}.{scope}")
+
+    def set(self, schedule: Schedule) -> None:
+        """Take over a schedule if it fits the program."""
+        self.plan = plan(self.program, schedule, complete=False)
+        self.schedule = schedule
+
+    def __str__(self) -> str:
+        return str(self.schedule)
+
+
+def _stage_name(stage: Any) -> str:
+    return stage.name if isinstance(stage, StageHandle) else name_of(stage)
+
+
+@dataclass(frozen=True)
+class StageHandle:
+    """One stage of a schedule being written. Axes go by name, or as Axis objects."""
+
+    builder: ScheduleBuilder
+    name: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The loops there are now, outside in."""
+        return self.builder.plan.stage(self.name).nest.order
+
+    @property
+    def axis(self) -> tuple[str, ...]:
+        """The axes of the tensor's dimensions."""
+        return self.builder.plan.stage(self.name).nest.data
+
+    @property
+    def reduce_axis(self) -> tuple[str, ...]:
+        """The axes that are reduced over."""
+        return self.builder.plan.stage(self.name).nest.reduction
+
+    def _axis(self, axis: Any) -> str:
+        name = name_of(plain(axis))
+        if isinstance(axis, ReduceAxis) and name in self.axis:
+            raise ScheduleError(f"{name!r} names both a dimension of {self.name} and a reduction",
+                                hint="give reduce_axis another name")
+        return name
+
+    def _do(self, schedule: Schedule) -> None:
+        self.builder.set(schedule)
+
+    def split(self, axis: Any, factor: int | None = None, nparts: int | None = None,
+              ) -> tuple[str, str]:
+        """Cut a loop into pieces of `factor`, or into `nparts` pieces of one size.
+
+        Answers with the outer and the inner loop. The last pieces may be shorter, or empty.
+        """
+        name = self._axis(axis)
+        self._do(self.builder.schedule.split(self.name, name, factor, nparts=nparts))
+        return f"{name}.o", f"{name}.i"
+
+    def tile(self, first: Any, second: Any, first_factor: int, second_factor: int,
+             ) -> tuple[str, str, str, str]:
+        """Split two loops; answers with both outer and then both inner loops."""
+        x, y = self._axis(first), self._axis(second)
+        self._do(self.builder.schedule.tile(self.name, x, y, first_factor, second_factor))
+        return f"{x}.o", f"{y}.o", f"{x}.i", f"{y}.i"
+
+    def reorder(self, *axes: Any) -> None:
+        """Nest the named loops in this order."""
+        self._do(self.builder.schedule.reorder(self.name, *map(self._axis, axes)))
+
+    def fuse(self, outer: Any, inner: Any, *more: Any) -> str:
+        """Turn neighbouring loops into one; answers with it."""
+        names = [self._axis(a) for a in (outer, inner, *more)]
+        self._do(self.builder.schedule.fuse(self.name, *names))
+        return "_".join(names)
+
+    def vectorize(self, axis: Any) -> None:
+        """Run a loop in the lanes of the vector unit."""
+        self._do(self.builder.schedule.vectorize(self.name, self._axis(axis)))
+
+    def unroll(self, axis: Any) -> None:
+        """Repeat a loop's body instead of looping."""
+        self._do(self.builder.schedule.unroll(self.name, self._axis(axis)))
+
+    def parallel(self, axis: Any, grain: int = 1) -> None:
+        """Spread a loop over the cores."""
+        self._do(self.builder.schedule.parallel(self.name, self._axis(axis), grain))
+
+    def bind(self, axis: Any, kind: str = "program") -> None:
+        """Give each iteration of a loop to a program instance of the chip."""
+        self._do(self.builder.schedule.bind(self.name, self._axis(axis), kind))
+
+    def tensorize(self, axis: Any, intrinsic: str | Intrinsic) -> None:
+        """Replace the loops from `axis` inwards by a registered tile intrinsic."""
+        name = intrinsic if isinstance(intrinsic, str) else intrinsic.tile.name
+        self._do(self.builder.schedule.tensorize(self.name, self._axis(axis), name))
+
+    def compute_at(self, consumer: Any, axis: Any) -> None:
+        """Compute this stage inside a loop of one that reads it."""
+        target = self.builder[consumer]
+        self._do(self.builder.schedule.compute_at(self.name, target.name, target._axis(axis)))
+
+    def compute_root(self) -> None:
+        """Compute this stage in loops of its own, whatever was said before."""
+        self._do(self.builder.schedule.compute_root(self.name))
+
+    def compute_inline(self) -> None:
+        """Compute this stage's elements where they are read."""
+        self._do(self.builder.schedule.compute_inline(self.name))
+
+    def pack(self, *axes: Any) -> None:
+        """Lay out this stage's own memory in the given order of its axes."""
+        self._do(self.builder.schedule.pack(self.name, *map(self._axis, axes)))
+
+    def streaming(self) -> None:
+        """Say that what this stage stores will not be read soon."""
+        self._do(self.builder.schedule.streaming(self.name))

@@ -1,0 +1,287 @@
+"""What formulas are made of: `Term`, a value of one element or an index that stands for one.
+
+Terms know Python's operators. Whole numbers stay index expressions for as long as only indices and
+whole numbers meet, so that what is read can be proved to exist; all else is scalar arithmetic.
+Below this room both compare by identity; `==` of terms is a comparison of what they stand for.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, as_dtype, bool_
+from terrazzo.errors import ArgumentError, DTypeError, TracedControlFlow
+from terrazzo.index import Index, IndexExpr, Var
+from terrazzo.scalar import OPS, Axis, Scalar, as_scalar, call, highest, lowest
+from terrazzo.scalar import cast as cast_scalar
+from terrazzo.scalar import const as scalar_const
+
+_INDEX_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul,
+    "floordiv": operator.floordiv, "mod": operator.mod,
+}
+
+
+class Term:
+    """A part of a formula: an index, or a value that is computed for each element."""
+
+    __slots__ = ("value",)
+    __array_ufunc__ = None  # numbers of numpy leave arithmetic to us
+    value: Scalar | Index
+
+    def __init__(self, value: Scalar | Index):
+        self.value = value
+
+    def __add__(self, other: Any) -> Term:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Term:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Term:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Term:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Term:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Term:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Term:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Term:
+        return apply("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Term:
+        return apply("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Term:
+        return apply("floordiv", other, self)
+
+    def __mod__(self, other: Any) -> Term:
+        return apply("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Term:
+        return apply("mod", other, self)
+
+    def __pow__(self, other: Any) -> Term:
+        return apply("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Term:
+        return apply("pow", other, self)
+
+    def __neg__(self) -> Term:
+        return Term(-self.value)
+
+    def __pos__(self) -> Term:
+        return self
+
+    def __abs__(self) -> Term:
+        return apply("abs", self)
+
+    def __lt__(self, other: Any) -> Term:
+        return apply("lt", self, other)
+
+    def __le__(self, other: Any) -> Term:
+        return apply("le", self, other)
+
+    def __gt__(self, other: Any) -> Term:
+        return apply("gt", self, other)
+
+    def __ge__(self, other: Any) -> Term:
+        return apply("ge", self, other)
+
+    def __eq__(self, other: object) -> Term:  # type: ignore[override]
+        return apply("eq", self, other)
+
+    def __ne__(self, other: object) -> Term:  # type: ignore[override]
+        return apply("ne", self, other)
+
+    __hash__ = object.__hash__
+
+    def __and__(self, other: Any) -> Term:
+        return apply("and", self, _not_decided(other))
+
+    def __rand__(self, other: Any) -> Term:
+        return apply("and", _not_decided(other), self)
+
+    def __or__(self, other: Any) -> Term:
+        return apply("or", self, _not_decided(other))
+
+    def __ror__(self, other: Any) -> Term:
+        return apply("or", _not_decided(other), self)
+
+    def __xor__(self, other: Any) -> Term:
+        return apply("xor", self, _not_decided(other))
+
+    def __rxor__(self, other: Any) -> Term:
+        return apply("xor", _not_decided(other), self)
+
+    def __invert__(self) -> Term:
+        return apply("not", self)
+
+    def __bool__(self) -> bool:
+        raise TracedControlFlow(
+            f"Python asked whether {self} is true, which differs from element to element",
+            hint="choose by te.if_then_else(condition, a, b); join conditions with te.all and "
+                 "te.any, or with & | ~, not with `and`, `or`, `not`, or a < b < c")
+
+    def __index__(self) -> int:
+        raise TracedControlFlow(
+            f"Python asked for the number that {self} is, which differs from element to element",
+            hint="compute with it: te.if_then_else, te.cast, index arithmetic")
+
+    __int__ = __float__ = __index__
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __repr__(self) -> str:
+        return f"<te term {self}>"
+
+
+class ReduceAxis(Term):
+    """An axis to reduce over; in a formula it stands for its index, as in `A[i + k]`."""
+
+    __slots__ = ("axis",)
+    axis: Axis
+
+    def __init__(self, axis: Axis):
+        super().__init__(axis.var)
+        self.axis = axis
+
+    @property
+    def var(self) -> Var:
+        return self.axis.var
+
+    def __repr__(self) -> str:
+        return f"<te reduce_axis {self.axis}>"
+
+
+# ---------------------------------------------------------------- in and out of terms
+def plain(value: Any) -> Any:
+    """What a term stands for; all other values as they are, numpy's numbers as Python's."""
+    if isinstance(value, Term):
+        return value.value
+    if isinstance(value, Axis):
+        return value.var
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def scalar(value: Any, like: DType | None = None) -> Scalar:
+    """The scalar expression of a term or a number."""
+    return as_scalar(plain(value), like)
+
+
+def apply(op: str, *args: Any) -> Term:
+    """An operation of `scalar.OPS` on terms and numbers."""
+    values = [plain(a) for a in args]
+    arithmetic = _INDEX_ARITHMETIC.get(op)
+    if arithmetic is not None and _all_indices(values):
+        return Term(arithmetic(*values))
+    if not builtins.all(isinstance(v, (Scalar, int, float, IndexExpr)) for v in values):
+        raise ArgumentError(f"{op} of {', '.join(map(repr, args))} means nothing in a formula")
+    return Term(call(op, *values))
+
+
+def _all_indices(values: list[Any]) -> bool:
+    return builtins.all(isinstance(v, (int, IndexExpr)) and not isinstance(v, bool) for v in values)
+
+
+def element_function(name: str) -> Callable[..., Term]:
+    """The function of elements with a name of the table OPS."""
+    if name not in OPS:
+        raise AttributeError(f"terrazzo.te has no {name!r}")
+
+    def function(*args: Any) -> Term:
+        return apply(name, *args)
+
+    function.__name__ = name
+    function.__doc__ = f"{name} of elements."
+    return function
+
+
+# ---------------------------------------------------------------- conditions
+def _not_decided(value: Any) -> Any:
+    """Refuse what Python has decided already: `n == 4` of a symbolic size is a plain False."""
+    if isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(
+            f"a condition was {value} before any element was computed",
+            hint="compare sizes with te.eq(n, 4), te.lt(n, 4), ...; what Python knows is chosen by "
+                 "Python's if")
+    return value
+
+
+def _condition(value: Any) -> Scalar:
+    test = scalar(_not_decided(value))
+    if test.dtype is not bool_:
+        raise DTypeError(f"{test} is {test.dtype.name}, not a condition",
+                         hint="compare it: x != 0")
+    return test
+
+
+def where(condition: Any, yes: Any, no: Any) -> Term:
+    """`yes` where the condition holds, else `no`; what is not chosen is not read."""
+    return Term(call("where", _condition(condition), plain(yes), plain(no)))
+
+
+def if_then_else(condition: Any, yes: Any, no: Any) -> Term:
+    """The name that TVM gives to `where`."""
+    return where(condition, yes, no)
+
+
+def all(*conditions: Any) -> Term:
+    """Whether all conditions hold."""
+    return _joined("and", conditions)
+
+
+def any(*conditions: Any) -> Term:
+    """Whether at least one condition holds."""
+    return _joined("or", conditions)
+
+
+def _joined(op: str, conditions: tuple[Any, ...]) -> Term:
+    if not conditions:
+        raise ArgumentError("there is no condition to join", hint="te.all(i >= 1, i < n)")
+    return Term(reduce(lambda a, b: call(op, a, b), map(_condition, conditions)))
+
+
+# ---------------------------------------------------------------- numbers
+def maximum(a: Any, b: Any) -> Term:
+    """The greater of two elements."""
+    return apply("max", a, b)
+
+
+def minimum(a: Any, b: Any) -> Term:
+    """The lesser of two elements."""
+    return apply("min", a, b)
+
+
+def cast(value: Any, dtype: Any) -> Term:
+    """A value as another type."""
+    return Term(cast_scalar(scalar(value), dtype))
+
+
+def const(value: Any, dtype: Any = None) -> Term:
+    """A number of a given type."""
+    return Term(scalar_const(value, None if dtype is None else as_dtype(dtype)))
+
+
+def min_value(dtype: Any) -> Term:
+    """The least number of a type: what a maximum of nothing is."""
+    return const(lowest(as_dtype(dtype)), dtype)
+
+
+def max_value(dtype: Any) -> Term:
+    """The greatest number of a type: what a minimum of nothing is."""
+    return const(highest(as_dtype(dtype)), dtype)

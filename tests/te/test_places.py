@@ -1,0 +1,104 @@
+"""Where stages are computed, and loops cut into a number of pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from terrazzo import te
+from terrazzo.errors import ScheduleError
+from terrazzo.expr.schedule import Schedule
+
+n = te.dim("n")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 23])
+@pytest.mark.parametrize("nparts", [1, 3, 4])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_nparts(size: int, nparts: int, symbolic: bool, check: Any) -> None:
+    m = n if symbolic else size
+    x = te.placeholder((m, 3), name="x")
+    y = te.compute((m, 3), lambda i, j: x[i, j] * 2.0 + i, name="y")
+    s = te.schedule(y)
+    outer, _ = s[y].split("i", nparts=nparts)
+    s[y].parallel(outer)
+    data = np.arange(size * 3, dtype=np.float32).reshape(size, 3)
+    check(s, [x, y], [data], data * 2 + np.arange(size, dtype="f")[:, None])
+
+
+@pytest.mark.parametrize("size", [5, 8, 9, 17])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_nparts_of_reductions_and_of_parts(size: int, symbolic: bool, check: Any) -> None:
+    m = n if symbolic else size
+    x, k = te.placeholder((m, m), name="x"), te.reduce_axis(m, name="k")
+    y = te.compute((m,), lambda i: te.sum(x[i, k], axis=k), name="y")
+    s = te.schedule(y)
+    ko, ki = s[y].split(k, nparts=4)
+    io, ii = s[y].split("i", nparts=2)
+    iio, iii = s[y].split(ii, 3)
+    s[y].reorder(io, iio, ko, iii, ki)
+    assert s[y].axes == ("i.o", "i.i.o", "k.o", "i.i.i", "k.i")
+    data = np.random.default_rng(0).standard_normal((size, size), "f")
+    check(s, [x, y], [data], data.sum(1, dtype="d"))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("size", [3, 10, 12])
+def test_nparts_with_stages_inside(size: int, symbolic: bool, check: Any) -> None:
+    m = n if symbolic else size
+    x = te.placeholder((m,), name="x")
+    a = te.compute((m,), lambda i: x[i] * 2.0, name="a")
+    y = te.compute((m,), lambda i: a[i] + a[m - 1 - i], name="y")
+    z = te.compute((m,), lambda i: y[i] + te.if_then_else(i > 0, y[i - 1], 0.0), name="z")
+    s = te.schedule(z)
+    outer, _ = s[z].split("i", nparts=4)
+    s[z].parallel(outer)
+    s[y].compute_at(z, outer)
+    s[y].split("i", nparts=2)
+    packed = s.cache_read(a, "local", [y])
+    packed.split("i", nparts=3)
+    packed.pack("i.o", "i.i")
+    data = np.random.default_rng(0).standard_normal(size).astype("f")
+    pairs = data * 2 + data[::-1] * 2
+    check(s, [x, z], [data], pairs + np.r_[0, pairs[:-1]])
+
+
+def test_nparts_is_part_of_the_schedule() -> None:
+    s = Schedule().split("y", "i", nparts=3).compute_root("y")
+    assert str(s) == "y.split(i, nparts 3 -> i.o, i.i)\ny.compute_root()"
+    assert Schedule.from_json(s.to_json()) == s
+    old = '[{"do": "split", "stage": "y", "axis": "i", "factor": 2, "outer": "a", "inner": "b"}]'
+    assert Schedule.from_json(old) == Schedule().split("y", "i", 2, "a", "b")
+
+
+@pytest.mark.parametrize("wrong", [{}, {"factor": 2, "nparts": 2}, {"nparts": 0}, {"factor": 1.5},
+                                   {"nparts": -1}])
+def test_splits_that_say_too_little_or_too_much(wrong: dict[str, Any]) -> None:
+    x = te.placeholder((8,), name="x")
+    y = te.compute((8,), lambda i: x[i] + 1.0, name="y")
+    with pytest.raises(ScheduleError, match="cannot split axis 'i' of y"):
+        te.schedule(y)[y].split("i", **wrong)
+
+
+def test_compute_root_takes_back(check: Any) -> None:
+    x = te.placeholder((6, 5), name="x")
+    a = te.compute((6, 5), lambda i, j: x[i, j] * 2.0, name="a")
+    y = te.compute((6, 5), lambda i, j: a[i, j] + 1.0, name="y")
+    s = te.schedule(y)
+    plain = str(te.lower(s, [x, y]))
+    s[a].compute_at(y, "i")
+    inside = str(te.lower(s, [x, y]))
+    s[a].compute_root()
+    assert str(te.lower(s, [x, y])) == plain != inside
+    data = np.arange(30, dtype="f").reshape(6, 5)
+    check(s, [x, y], [data], data * 2 + 1)
+
+
+def test_parallel_reductions_are_refused() -> None:
+    x, k = te.placeholder((8,), name="x"), te.reduce_axis(8, name="k")
+    y = te.compute((), lambda: te.sum(x[k], axis=k), name="y")
+    s = te.schedule(y)
+    with pytest.raises(ScheduleError, match=r"reduction and cannot be parallel.*\n?.*rfactor"):
+        s[y].parallel(k)
