@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import math
 import os
 import sys
 from pathlib import Path
@@ -16,8 +18,8 @@ from rich.table import Table
 import terrazzo
 from terrazzo import api, cli_models, cli_triton, samples
 from terrazzo.chips.cpu import host
-from terrazzo.dtypes import as_dtype
-from terrazzo.errors import ArgumentError, TerrazzoError
+from terrazzo.dtypes import DType, as_dtype
+from terrazzo.errors import ArgumentError, OutOfMemory, TerrazzoError
 from terrazzo.graph.ir import OPERATORS, Operator, operator_named
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import default_cache
@@ -61,21 +63,45 @@ def _options(debug: Debug = False, version: Annotated[bool, typer.Option(
         os.environ["TZ_DEBUG"] = "1"
 
 
-def main() -> None:
-    """Run the command line; errors of terrazzo are one message, not a traceback."""
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; whatever goes wrong is one message, not a traceback."""
     try:
-        app()
-    except TerrazzoError as error:
+        app(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `tz ops | head` has seen enough
+        _stop_writing()
+        sys.exit(1)
+    except Exception as error:
         if _debugging():
             raise
-        report(error)
+        if isinstance(error, OSError):
+            _stop_writing()  # whatever is left to write would fail again
+        report(error if isinstance(error, TerrazzoError) else _unforeseen(error))
         sys.exit(1)
+
+
+def _stop_writing() -> None:
+    """Point the standard output nowhere, lest Python complain when it is closed."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Unforeseen(TerrazzoError):
+    """An error that is none of terrazzo's own: of the user's code, the system, or a fault here."""
+
+
+def _unforeseen(error: Exception) -> TerrazzoError:
+    text = " ".join(str(error).split()) or "no message"
+    where = cli_triton.last_line(error) if not isinstance(error, (OSError, MemoryError)) else None
+    return Unforeseen(f"{type(error).__name__}: {text}", where=where,
+                      hint="tz --debug ... shows the whole traceback")
 
 
 def report(error: TerrazzoError) -> None:
     """Print an error the way a user should see it."""
     shown = Console(stderr=True)
-    shown.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+    if not isinstance(error, Unforeseen):
+        shown.print(f"[bold red]{type(error).__name__}[/]: ", end="")
     shown.print(str(error), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -87,9 +113,10 @@ def find(target: str) -> Any:
     file, _, name = target.partition("::")
     module = cli_triton.load_file(Path(file))
     found = getattr(module, name, None)
-    if found is None:
+    if not callable(found):
         known = [n for n, v in vars(module).items() if isinstance(v, (Operator, api.Compiled))]
-        raise ArgumentError(f"{file} defines no {name!r}",
+        raise ArgumentError(f"{file} defines no {name!r}" if found is None else
+                            f"{name!r} of {file} is no function or operator",
                             hint=f"it defines {', '.join(known) or 'no operators'}")
     return found
 
@@ -102,7 +129,16 @@ def tensors(function: Any, shapes: list[str], dtype: str) -> list[np.ndarray]:
                            for p in function.tensor_params))
     sizes = [parse_shape(s) for s in shapes] * (count if len(shapes) == 1 else 1)
     rng = np.random.default_rng(0)
-    return [samples.draw(rng, s, as_dtype(dtype)) for s in sizes]
+    return [_drawn(rng, s, as_dtype(dtype)) for s in sizes]
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    try:
+        return samples.draw(rng, shape, dtype)
+    except (MemoryError, ValueError):  # of numpy: too many elements to have, or to count
+        size = math.prod(shape) * dtype.itemsize
+        raise OutOfMemory(f"a tensor of shape {list(shape)} takes {size / 2**30:.3g} GiB",
+                          hint="give smaller sizes") from None
 
 
 def attributes(function: Any, given: list[str] | None) -> dict[str, Any]:
@@ -212,7 +248,7 @@ def verify(target: Target,
                "--dtype", "-t", help="Only this type; may be given several times.")] = None,
            level: Annotated[list[str] | None, typer.Option(
                "--level", "-l", help="Only this level; may be given several times.")] = None,
-           seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+           seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
            attr: Attributes = None) -> None:
     """Check every level of an operator against the one above, and its gradient."""
     from terrazzo.verifier import verify as check
@@ -258,13 +294,16 @@ app.command("triton")(cli_triton.triton)
 
 
 @app.command()
-def fuzz(minutes: Annotated[float, typer.Option(help="How long to try.")] = 5.0,
-         seed: Annotated[int, typer.Option(help="Which programs to try.")] = 0,
-         first: Annotated[int, typer.Option(help="Number of the first program.")] = 0,
-         most_failures: Annotated[int, typer.Option(help="Stop after so many.")] = 20) -> None:
+def fuzz(minutes: Annotated[float, typer.Option(min=0, help="How long to try.")] = 5.0,
+         seed: Annotated[int, typer.Option(min=0, help="Which programs to try.")] = 0,
+         first: Annotated[int, typer.Option(min=0, help="Number of the first program.")] = 0,
+         most_failures: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 20
+         ) -> None:
     """Compile random programs and check every level; prints a script for each failure."""
     from terrazzo.fuzz import fuzz as search
 
+    if math.isnan(minutes):  # which is not below 0 either
+        raise ArgumentError("nan is no number of minutes", hint="give --minutes 5")
     with _FuzzProgress(minutes) as progress:
         result = search(minutes, seed, first, most_failures, progress.show)
     console.print(str(result), markup=False, highlight=False, soft_wrap=True)

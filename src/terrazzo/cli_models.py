@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from zipfile import BadZipFile
 
 import numpy as np
 import typer
@@ -20,7 +22,8 @@ from terrazzo.index import IndexExpr
 from terrazzo.knobs import thread_count
 
 console = Console()
-Threads = Annotated[int, typer.Option("--threads", help="Threads to run on; 0 means every core.")]
+Threads = Annotated[int, typer.Option(
+    "--threads", min=0, help="Threads to run on; 0 means every core.")]
 Sizes = Annotated[list[str] | None, typer.Option(
     "--size", help="A symbolic size of the model's inputs, as name=number.")]
 ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx or .tzx file.")]
@@ -47,7 +50,7 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
     sizes = {}
     for text in texts:
         name, _, number = text.partition("=")
-        if not name or not number.isdigit():
+        if not name or not number.isdecimal():
             raise ArgumentError(f"{text!r} is not a size", hint="write it as batch=4")
         sizes[name] = int(number)
     return sizes
@@ -81,7 +84,8 @@ def given_inputs(path: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError) as error:
+    # An array by itself is no context; what is cut off or none of numpy's files ends in others.
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise ArgumentError(f"cannot read inputs from {path}: {error}",
                             hint="write them with numpy.savez(path, name=array, ...)") from None
 
@@ -110,7 +114,8 @@ def run(model: ModelFile,
     if output:
         named: dict[str, Any] = {p.name: np.asarray(v)
                                  for p, v in zip(session.outputs, results, strict=True)}
-        np.savez(output, **named)
+        with open(output, "wb") as file:  # by the name that was given, whatever it ends in
+            np.savez(file, **named)
         console.print(f"written to {output}")
 
 

@@ -8,9 +8,11 @@ import os
 import re
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -20,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from terrazzo.errors import ArgumentError, MissingDependency
+from terrazzo.errors import ArgumentError, MissingDependency, TerrazzoError, is_users
 
 console = Console()
 LEVELS = ("ttir", "loop", "llvm", "asm")
@@ -48,13 +50,22 @@ def definitions(path: Path) -> list[Definition]:
 
     Read from the text: looking for kernels should not run a program.
     """
+    tree = ast.parse(_checked_source(path))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return [_definition(node) for node in sorted(found, key=lambda node: node.lineno)]
+
+
+def _checked_source(path: Path) -> str:
+    """The text of a file, if it is Python."""
     try:
-        tree = ast.parse(path.read_text(), filename=str(path))
+        text = path.read_text()
+        ast.parse(text, filename=str(path))
     except SyntaxError as error:
         raise ArgumentError(f"{path} is not Python: {error.msg}",
                             where=f"{path}:{error.lineno}") from None
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    return [_definition(node) for node in sorted(found, key=lambda node: node.lineno)]
+    except ValueError as error:  # bytes that are no text, or a zero among them
+        raise ArgumentError(f"{path} is not Python: {error}") from None
+    return text
 
 
 def _definition(node: ast.FunctionDef) -> Definition:
@@ -194,13 +205,33 @@ def load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ArgumentError(f"there is no file {str(path)!r}",
                             hint="give it as path/to/file.py::name")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    _checked_source(path)
+    loader = SourceFileLoader(path.stem, str(path))  # whatever the name ends in
+    spec = importlib.util.spec_from_loader(path.stem, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, TerrazzoError):
+            raise
+        said = " ".join(str(error).split())
+        raise ArgumentError(f"{path} does not load: {type(error).__name__}: {said}",
+                            where=last_line(error)) from error
     return module
+
+
+def last_line(error: BaseException) -> str | None:
+    """Where an error was raised, as "file.py:17 in f": the last line that is the user's, if any."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    users = [f for f in frames
+             if is_users(f[0]) and "site-packages" not in f[0].f_code.co_filename]
+    if not frames:
+        return None
+    frame, line = (users or frames)[-1]
+    return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
 
 
 def _run_as_program(path: Path, words: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ programmer would expect to catch, so `except ValueError` keeps working around a 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ def is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_PACKAGE)
 
 
-def _is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
     """Tell whether a stack frame belongs to code that a user of terrazzo wrote."""
     file = frame.f_code.co_filename
     if is_ours(frame) or file.startswith("<frozen"):
@@ -54,7 +55,7 @@ def user_location() -> str | None:
     if where is not None:
         return where
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame):
+    while frame is not None and not is_users(frame):
         frame = frame.f_back
     if frame is None:
         return None
@@ -76,6 +77,11 @@ class TerrazzoError(Exception):
         self.message = message
         self.where = where if where or not self.locates_user else user_location()
         self.hint = hint or self.advice
+
+    def came_from(self, operator: str) -> None:
+        """Say which operator was called, unless the message names it."""
+        if not re.search(rf"\b{re.escape(operator)}\b", self.message):
+            self.message = f"{operator}: {self.message}"
 
     def __str__(self) -> str:
         text = self.message

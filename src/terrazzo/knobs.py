@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -370,7 +371,22 @@ def _property_of(name: str) -> property:
 
 for _name in (knob.name for knob in _TABLE if knob.name not in _READ_AT_RUNS):
     setattr(Knobs, _name, _property_of(_name))
-knobs = Knobs()
+
+
+def _from_environment() -> Knobs:
+    """The settings; the command `tz` ends with a message where the environment has a wrong one.
+
+    It cannot catch that itself: this runs while its own module is looked for.
+    """
+    try:
+        return Knobs()
+    except KnobError as error:
+        if os.path.basename(sys.argv[0]) == "tz" or sys.orig_argv[1:3] == ["-m", "terrazzo"]:
+            sys.exit(f"KnobError: {error}")
+        raise
+
+
+knobs = _from_environment()
 
 
 def thread_count() -> int:

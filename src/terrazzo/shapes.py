@@ -72,6 +72,8 @@ def normalize_axes(axes: int | Iterable[int] | None, rank: int) -> tuple[int, ..
     """Distinct axes counted from the front, in order; None means all of them."""
     if axes is None:
         return tuple(range(rank))
+    if isinstance(axes, (str, bytes, dict)):  # Iterable, but of no axes, and maybe of nothing
+        raise AxisError(f"{axes!r} is not an axis", hint="axes are whole numbers")
     given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     normal = sorted(normalize_axis(axis, rank) for axis in given)
     if len(set(normal)) < len(normal):

@@ -23,6 +23,7 @@ import numpy as np
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,
+    TerrazzoError,
     TracedControlFlow,
     UnknownOperator,
     is_ours,
@@ -581,7 +582,33 @@ COMPLEX: list[Callable[..., Any]] = []
 
 
 def apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Make a node; answers its value, or a tuple of values."""
+    """Make a node; answers its value, or a tuple of values. Errors name the operator called."""
+    if op.family == "user" or called() is not None:
+        return _applied(op, tensors, attrs)
+    _state.called = op
+    try:
+        return _applied(op, tensors, attrs)
+    except TerrazzoError as error:
+        error.came_from(op.name)
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+        # An operator is written for arguments that make sense, and does not check for all others.
+        shown = [*(str(t.type) if isinstance(t, Value) else type(t).__name__ for t in tensors),
+                 *(f"{k}={_attr_text(v)}" for k, v in attrs.items())]
+        raise ArgumentError(f"{op.name}({', '.join(shown)}) cannot be: {error}",
+                            where=user_location(), hint=f"it is {op.name}{op.signature}"
+                            ) from error
+    finally:
+        _state.called = None
+
+
+def called() -> Operator | None:
+    """The operator of ours that is being applied, whatever operators it is made of."""
+    found: Operator | None = getattr(_state, "called", None)
+    return found
+
+
+def _applied(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     if any(_is_complex(t) for t in tensors) or (
             attrs.get("dtype") is not None and as_dtype(attrs["dtype"]).is_complex):
         answer = COMPLEX[0](op, tensors, attrs)

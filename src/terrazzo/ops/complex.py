@@ -25,6 +25,7 @@ from terrazzo.graph.ir import (
     Value,
     apply,
     as_value,
+    called,
     common_type,
     constant,
     is_number,
@@ -521,7 +522,8 @@ def _apply(op: Operator, tensors: Sequence[Any], attrs: Mapping[str, Any]) -> An
 
 def _unsupported(op: Operator, tensors: Sequence[Any]) -> UnsupportedDType:
     names = ", ".join(str(v.type) if isinstance(v, Value) else type(v).__name__ for v in tensors)
-    return UnsupportedDType(f"there is no {op.name} of complex numbers ({names})",
+    name = (called() or op).name  # what was called, whatever it is made of
+    return UnsupportedDType(f"there is no {name} of complex numbers ({names})",
                             where=user_location(),
                             hint="take tz.real, tz.imag or tz.abs of them first")
 
