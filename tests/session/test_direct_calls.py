@@ -15,6 +15,7 @@ from terrazzo.knobs import knobs
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.executable import Executable
 from terrazzo.session import Session
+from terrazzo.session.block import Block
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
@@ -244,3 +245,79 @@ def test_parts_are_profiled(rng: np.random.Generator) -> None:
     for _ in range(3):
         check_top(session, x, 5)
     assert session.profiles is not None and len(session.profiles) == 6
+
+
+def mapped_session() -> Session:
+    """A label as a word and a map of scores for each row: two steps of the host after code."""
+    info, ml = helper.make_tensor_value_info, "ai.onnx.ml"
+    nodes = [helper.make_node("LinearClassifier", ["x"], ["label", "scores"], domain=ml,
+                              coefficients=[1.0, 0.0, 0.0, 1.0], intercepts=[0.0, 0.0],
+                              classlabels_strings=["left", "right"], multi_class=1),
+             helper.make_node("ZipMap", ["scores"], ["map"], domain=ml,
+                              classlabels_strings=["left", "right"])]
+    kind = helper.make_sequence_type_proto(helper.make_map_type_proto(
+        TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, [])))
+    return Session(helper.make_model(
+        helper.make_graph(nodes, "g", [info("x", TensorProto.FLOAT, ["n", 2])],
+                          [info("label", TensorProto.STRING, ["n"]),
+                           helper.make_value_info("map", kind)]),
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(ml, 3)], ir_version=8))
+
+
+def check_mapped(session: Session, x: Any, names: Any = None) -> None:
+    x = np.asarray(x, np.float32)
+    want = {"label": np.where(x[:, 1] > x[:, 0], "right", "left").tolist(),
+            "map": [{"left": a, "right": b} for a, b in x.tolist()]}
+    got = session.run({"x": x}, names)
+    for name, result in zip(names or ["label", "map"], got, strict=True):
+        assert (result if name == "map" else result.tolist()) == want[name]
+
+
+def test_a_known_way_is_not_looked_up_again(rng: np.random.Generator,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    session = mapped_session()
+    looked: list[int] = []
+    original = Block._part
+
+    def part(self: Block, *args: Any) -> Any:
+        looked.append(1)
+        return original(self, *args)
+
+    monkeypatch.setattr(Block, "_part", part)
+    for rows in (1, 7):
+        check_mapped(session, rng.normal(size=(rows, 2)))
+        found = len(looked)
+        for _ in range(3):
+            check_mapped(session, rng.normal(size=(rows, 2)))
+        assert len(looked) == found > 0
+    for names in (["map"], ["map", "label"], ["label", "label"]) * 2:
+        check_mapped(session, rng.normal(size=(3, 2)), names)
+    kept = session.run({"x": np.ones((1, 2), np.float32)})
+    kept[0][0], kept[1][0]["left"] = "mine", 77.0
+    check_mapped(session, np.ones((1, 2)))
+
+
+def test_what_contents_decide_is_looked_up(rng: np.random.Generator) -> None:
+    """Some of what follows NonZero is compiled; how much there is differs from call to call."""
+    info = helper.make_tensor_value_info
+    nodes = [helper.make_node("NonZero", ["x"], ["at"]), helper.make_node("Neg", ["at"], ["y"]),
+             helper.make_node("Shape", ["at"], ["z"])]
+    session = Session(helper.make_model(
+        helper.make_graph(nodes, "g", [info("x", TensorProto.FLOAT, [8])],
+                          [info("y", TensorProto.INT64, None), info("z", TensorProto.INT64, [2]),
+                           info("at", TensorProto.INT64, None)]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    for count in (3, 3, 5, 0, 1, 8, 3):
+        x = np.zeros(8, np.float32)
+        x[:count] = 1
+        y, z, at = session.run({"x": x})
+        np.testing.assert_array_equal(y, -np.arange(count)[None])
+        np.testing.assert_array_equal(z, [1, count])
+        np.testing.assert_array_equal(at, -y)
+
+
+def test_inputs_that_had_to_be_converted_are_each_time() -> None:
+    session = mapped_session()
+    for x in ([[1.0, 2.0]], [[2.0, 1.0]], [[0.5, 2.0]]):
+        label, _ = session.run({"x": x})
+        assert label.tolist() == ["right" if x[0][1] > x[0][0] else "left"]

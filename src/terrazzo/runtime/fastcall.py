@@ -167,24 +167,29 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
     return run
 
 
-def remembering(executable: Any, threads: int = 0) -> Callable[[Sequence[Any]], list[Any]]:
-    """A way to run an executable on any arrays: the direct one for those like earlier ones."""
-    structure = list(range(len(executable.output_types)))
-    entries: dict[Hashable, Callable[[Sequence[Any]], list[Any]]] = {}
+class Remembering:
+    """Runs an executable on any arrays: the direct way for those like earlier ones."""
 
-    def run(arrays: Sequence[Any]) -> list[Any]:
+    def __init__(self, executable: Any, threads: int = 0):
+        self._executable, self._threads = executable, threads
+        self._structure = list(range(len(executable.output_types)))
+        self._entries: dict[Hashable, Callable[[Sequence[Any]], list[Any]]] = {}
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         key = key_of(arrays)
-        known = entries.get(key)
+        known = self._entries.get(key)
         if known is not None:
             return known(arrays)
-        results: list[Any] = executable.run(arrays, threads=threads)
+        results: list[Any] = self._executable.run(arrays, threads=self._threads)
         if key is not None:
-            if len(entries) >= MOST_ENTRIES:
-                entries.clear()
-            entries[key] = entry(executable, structure, arrays, threads)
+            if len(self._entries) >= MOST_ENTRIES:
+                self._entries.clear()
+            self._entries[key] = entry(self._executable, self._structure, arrays, self._threads)
         return results
 
-    return run
+    def direct(self, arrays: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """The way for arrays that lie like these."""
+        return self._entries.get(key_of(arrays), self)
 
 
 class _InMemory:

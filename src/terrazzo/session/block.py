@@ -77,6 +77,15 @@ class Position:
     plans: dict[Any, Part] = field(default_factory=dict)  # by exact types and contents
 
 
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """A part that a run went through, and what its compiled code was given."""
+
+    position: Position
+    part: Part
+    arrays: Sequence[Any]
+
+
 def position_of(nodes: Sequence[Numbered], wanted: Iterable[str], forms: Forms,
                 known: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> Position:
     """The place before some nodes."""
@@ -113,21 +122,28 @@ class Block:
         self._steps: dict[tuple[int, str], HostStep] = {}  # by node, and why it is not compiled
 
     def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None, *,
-            own: bool = False) -> list[Any]:
+            own: bool = False, trail: list[Visit] | None = None) -> list[Any]:
         """The wanted values, from an environment that holds all that the nodes read.
 
-        With `own`, no two of them share memory with each other or with anything that stays.
+        With `own`, no two of them share memory with each other or with anything that stays. A
+        `trail` gets the parts that were run.
         """
         values: dict[str, Any] = {**self.weights, **env}
         weights = self.weights if env.keys().isdisjoint(self.weights) else {
             n: w for n, w in self.weights.items() if n not in env}
-        position: Position | None = self.start
         fresh: set[str] = set()  # what was made in this run
+        self.run_from(self.start, values, fresh, weights, trail)
+        results = self.wanted if wanted is None else wanted
+        return owned(values, results, fresh) if own else [values[n] for n in results]
+
+    def run_from(self, position: Position | None, values: dict[str, Any], fresh: set[str],
+                 weights: Mapping[str, np.ndarray], trail: list[Visit] | None = None) -> None:
+        """Run what follows a position: values and what is new among them are added."""
         while position is not None and position.nodes:
             part = self._part(position, values, weights)
+            arrays = part.form.arrays(part.imported.inputs, values)
             if part.call is not None:
-                values.update(zip(part.imported.outputs, part.call(
-                    part.form.arrays(part.imported.inputs, values)), strict=True))
+                values.update(zip(part.imported.outputs, part.call(arrays), strict=True))
                 fresh.update(part.imported.outputs)
             values.update(part.imported.constants)
             for node, step in part.host:
@@ -140,13 +156,9 @@ class Block:
                         values[name] = result
                         if step.makes:
                             fresh.add(name)
+            if trail is not None:
+                trail.append(Visit(position, part, arrays))
             position = part.rest
-        results = self.wanted if wanted is None else wanted
-        if not own:
-            return [values[n] for n in results]
-        # A host step may hand on what it was given, or what it keeps from run to run.
-        return [values[n] if n in fresh and n not in results[:i] else copied(values[n])
-                for i, n in enumerate(results)]
 
     # ------------------------------------------------------------ planning
     def _part(self, position: Position, values: Mapping[str, Any],
@@ -260,6 +272,12 @@ class Block:
         met.append(position)
         del met[:-_MOST_PLANS]
         return position
+
+
+def owned(values: Mapping[str, Any], names: Sequence[str], fresh: set[str]) -> list[Any]:
+    """Values that share no memory: a host step may hand on what it was given, or what it keeps."""
+    return [values[n] if n in fresh and n not in names[:i] else copied(values[n])
+            for i, n in enumerate(names)]
 
 
 def _layout(value: Any) -> Any:

@@ -23,7 +23,7 @@ from terrazzo.frontends.onnx.model import node_text, outer_names, tensor_array
 from terrazzo.frontends.onnx.registry import attribute_value
 from terrazzo.graph.ir import TensorType
 from terrazzo.session import host_microsoft, host_ml, host_strings
-from terrazzo.session.host_ops import HOST_OPS, MAKERS, NodeAttributes
+from terrazzo.session.host_ops import HOST_OPS, MAKERS, STEADY, NodeAttributes
 from terrazzo.session.reference import ReferenceNode
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class HostStep(Protocol):
 
     where: str  # "host" or "reference"
     makes: bool  # whether its results are new in every run
+    steady: bool  # whether they lie alike wherever its inputs do
     outputs: tuple[str, ...]  # their names, "" for those that nobody reads
 
     def run(self, env: Env) -> Sequence[Any]:
@@ -57,8 +58,9 @@ class HostStep(Protocol):
 
 class _Step:
     def __init__(self, node: Any, function: Callable[[Env], Sequence[Any]], where: str = "host",
-                 makes: bool = False):
+                 makes: bool = False, steady: bool = False):
         self.node, self.function, self.where, self.makes = node, function, where, makes
+        self.steady = steady
         self.outputs = tuple(node.output)
 
     def run(self, env: Env) -> Sequence[Any]:
@@ -94,7 +96,8 @@ def host_step(node: Any, why: str, block: Block) -> HostStep:
         def run(env: Env) -> Sequence[Any]:
             return function(attrs, version, [env[n] if n else None for n in names])
 
-        return _Step(node, run, makes=(domain, node.op_type) in MAKERS)
+        name = (domain, node.op_type)
+        return _Step(node, run, makes=name in MAKERS, steady=name in STEADY)
     body = _defining_function(node, block)
     if body is not None:
         return _Step(node, body)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -18,32 +17,33 @@ _MOST_WRITTEN_OUT = 64
 
 
 # ---------------------------------------------------------------- maps
-@host_op("ZipMap", domain=ML, makes=True)
+@host_op("ZipMap", domain=ML, makes=True, steady=True)
 def _zip_map(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     """A dictionary for each row, from class to score."""
-    labels = attrs.get("classlabels_strings") or attrs.get("classlabels_int64s") or []
-    scores = np.atleast_2d(inputs[0])
-    if scores.shape[1] != len(labels):
-        raise ModelError(f"ZipMap has {len(labels)} labels for {scores.shape[1]} columns")
-    return [_dictionaries(tuple(labels))(scores.tolist())]
+    count, dictionaries = once(attrs, "dictionaries", lambda: _dictionaries(attrs))
+    scores = inputs[0] if np.ndim(inputs[0]) == 2 else np.atleast_2d(inputs[0])
+    if scores.shape[1] != count:
+        raise ModelError(f"ZipMap has {count} labels for {scores.shape[1]} columns")
+    return [dictionaries(scores.tolist())]
 
 
-@lru_cache(maxsize=256)
-def _dictionaries(labels: tuple[Any, ...]) -> Callable[[list[list[float]]], list[dict[Any, float]]]:
-    """A function from rows of numbers to dictionaries with these keys, ordered by them.
+def _dictionaries(attrs: Attrs
+                  ) -> tuple[int, Callable[[list[list[float]]], list[dict[Any, float]]]]:
+    """The number of labels, and a function from rows of numbers to dictionaries by label, in order.
 
     Up to a number of labels it is written for these: a third of the time of `dict(zip(...))`.
     """
+    labels = attrs.get("classlabels_strings") or attrs.get("classlabels_int64s") or []
     order = sorted(range(len(labels)), key=labels.__getitem__)  # as onnxruntime's maps are
     if not 0 < len(labels) <= _MOST_WRITTEN_OUT:
         keys = [labels[i] for i in order]
-        return lambda rows: [dict(zip(keys, map(row.__getitem__, order), strict=True))
-                             for row in rows]
+        return len(labels), lambda rows: [
+            dict(zip(keys, map(row.__getitem__, order), strict=True)) for row in rows]
     pairs = ", ".join(f"{labels[i]!r}: v{i}" for i in order)
     columns = ", ".join(f"v{i}" for i in range(len(labels)))
     made: Callable[[list[list[float]]], list[dict[Any, float]]] = eval(
         f"lambda rows: [{{{pairs}}} for {columns}, in rows]", {"__builtins__": {}})
-    return made
+    return len(labels), made
 
 
 @host_op("DictVectorizer", domain=ML)
@@ -85,7 +85,7 @@ _ENDINGS = (("strings", object, "string", "_Unused"), ("int64s", np.int64, "int6
             ("floats", np.float32, "float", -0.0))
 
 
-@host_op("LabelEncoder", domain=ML, makes=True)
+@host_op("LabelEncoder", domain=ML, makes=True, steady=True)
 def _label_encoder(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])
     if version < 2:
@@ -138,7 +138,7 @@ def _listed(attrs: Attrs, name: str) -> tuple[np.ndarray, Any]:
     raise ModelError(f"LabelEncoder has no {name}")
 
 
-@host_op("CategoryMapper", domain=ML, makes=True)
+@host_op("CategoryMapper", domain=ML, makes=True, steady=True)
 def _category_mapper(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])
     pairs = list(zip(attrs["cats_strings"], attrs["cats_int64s"], strict=True))
@@ -150,7 +150,7 @@ def _category_mapper(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[
     return [np.array(found, object).reshape(x.shape)]
 
 
-@host_op("OneHotEncoder", domain=ML, makes=True)
+@host_op("OneHotEncoder", domain=ML, makes=True, steady=True)
 def _one_hot_encoder(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])
     classes = attrs.get("cats_strings") or attrs.get("cats_int64s") or []

@@ -22,13 +22,15 @@ HostOp = Callable[[Attrs, int, Sequence[Any]], list[Any]]
 
 HOST_OPS: dict[tuple[str, str], HostOp] = {}
 MAKERS: set[tuple[str, str]] = set()  # those whose results are new in every run
+STEADY: set[tuple[str, str]] = set()  # those whose results' layouts hang on the inputs' alone
 
 
-def host_op(*operators: str, domain: str = "", makes: bool = False
+def host_op(*operators: str, domain: str = "", makes: bool = False, steady: bool = False
             ) -> Callable[[HostOp], HostOp]:
     """Enter a function under the names of operators; what numpy rejects is the model's mistake.
 
-    One that `makes` its results hands on nothing that it was given or keeps.
+    One that `makes` its results hands on nothing that it was given or keeps. One that is `steady`
+    answers inputs of the same types and shapes with results that lie alike.
     """
 
     def register(function: HostOp) -> HostOp:
@@ -46,6 +48,8 @@ def host_op(*operators: str, domain: str = "", makes: bool = False
             HOST_OPS[domain, operator] = run
             if makes:
                 MAKERS.add((domain, operator))
+            if steady:
+                STEADY.add((domain, operator))
         return function
 
     return register

@@ -179,14 +179,14 @@ def _split(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
 
 
 # ---------------------------------------------------------------- names for numbers
-@host_op(WORDS, domain=STRINGS, makes=True)
+@host_op(WORDS, domain=STRINGS, makes=True, steady=True)
 def _words(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     """The string that a number stands for."""
     words = once(attrs, "words", lambda: np.array(attrs["words"], object))
     return [np.asarray(words[inputs[0]], object)]
 
 
-@host_op(NUMBERS, domain=STRINGS, makes=True)
+@host_op(NUMBERS, domain=STRINGS, makes=True, steady=True)
 def _numbers(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     """The number that stands for a string, and -1 where there is none."""
     x = np.asarray(inputs[0], object)

@@ -32,9 +32,10 @@ from terrazzo.runtime import fastcall
 from terrazzo.runtime.content import is_ours
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.profile import Profile
-from terrazzo.session.block import Block, Setting, log
+from terrazzo.session.block import Block, Setting, Visit, log
 from terrazzo.session.compiled import CompiledModel, notes_of
 from terrazzo.session.ports import checked, known_outputs, port_of
+from terrazzo.session.route import way_of
 
 assert convert  # importing it registers the converters
 _WORTH_COLLECTING = 1 << 24  # bytes of weights: looking for what nobody needs takes 25 ms
@@ -66,6 +67,8 @@ class Session:
                            self.setting, graph.name or "model", self.types)
         self.whole: CompiledModel | None = None
         self._names = tuple(p.name for p in self.inputs)
+        self._tensors = tuple(p.name for p in self.inputs if p.kind in ("tensor", "string"))
+        self._all_tensors = self._tensors == self._names
         self._entries: dict[Any, Callable[[Sequence[Any]], list[Any]]] = {}
         if compile_now:
             executable = self._compile_whole()
@@ -91,7 +94,7 @@ class Session:
             return run
         if self.profiles is not None:
             return partial(executable.run, threads=self.threads, profiles=self.profiles)
-        return fastcall.remembering(executable, self.threads)
+        return fastcall.Remembering(executable, self.threads)
 
     # ------------------------------------------------------------ before the first run
     @cached_property
@@ -154,7 +157,8 @@ class Session:
         """
         # Inputs like those of an earlier run need no second look.
         args = [feeds.get(n) for n in self._names]
-        key: Any = None if into is not None or len(feeds) != len(args) else fastcall.key_of(args)
+        key: Any = None if into is not None or len(feeds) != len(args) else fastcall.key_of(
+            args if self._all_tensors else [feeds.get(n) for n in self._tensors])
         if outputs is not None and key is not None:
             key = (key, *outputs)
         entry = self._entries.get(key)
@@ -169,18 +173,16 @@ class Session:
             if key is not None:
                 self._remember(key, whole.entry(values, names))
             return results
-        if key is not None and self.profiles is None:
-            self._remember(key, partial(self._run_block, names))
-        found = self.block.run(values, names, own=True)
+        trail: list[Visit] = []
+        found = self.block.run(values, names, own=True, trail=trail)
+        if key is not None and self.profiles is None and all(
+                values[n] is a for n, a in zip(self._names, args, strict=True)):
+            self._remember(key, way_of(self.block, self._names, names, trail))
         for i, name in enumerate(names):
             if into and name in into:
                 into[name][...] = found[i]
                 found[i] = into[name]
         return found
-
-    def _run_block(self, names: Sequence[str], args: Sequence[Any]) -> list[Any]:
-        """The model in parts, for inputs that were found to fit."""
-        return self.block.run(dict(zip(self._names, args, strict=True)), names, own=True)
 
     def _remember(self, key: Any, entry: Callable[[Sequence[Any]], list[Any]] | None) -> None:
         if entry is not None:
