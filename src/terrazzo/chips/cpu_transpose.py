@@ -28,7 +28,16 @@ from terrazzo.index import (
 )
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, Stmt, Store, block
 from terrazzo.loop.tile_transpose import transposed_copy
-from terrazzo.scalar import Axis, Load, Scalar, loads, rewrite, substitute_indices
+from terrazzo.scalar import (
+    Axis,
+    Call,
+    Load,
+    Scalar,
+    children,
+    loads,
+    rewrite,
+    substitute_indices,
+)
 from terrazzo.shapes import num_elements
 
 TILE = 64  # rows and columns of a tile: 16 KB of float32, and few enough pages for the TLB
@@ -64,6 +73,7 @@ def _turned(program: Program) -> _Turned | None:
     found: dict[int, list[tuple[Load, Index, Index]]] = {}
     for stage in program.stages:
         assert stage.body is not None
+        always = _always_read(stage.body)
         for load in loads(stage.body):
             if not load.source.is_input or any(isinstance(i, Scalar) for i in load.indices):
                 continue
@@ -71,7 +81,7 @@ def _turned(program: Program) -> _Turned | None:
             stride = coefficient(address, stage.axes[-1].var)
             if stride is None or (isinstance(stride, int) and stride < SHORTEST):
                 continue
-            if not (proves_le(0, address) and proves_lt(address, num_elements(load.source.shape))):
+            if id(load) not in always and not _is_inside(load, address):
                 continue  # a guarded read past the edge: only its guard knows where it is safe
             for d, axis in enumerate(stage.axes[:-1]):
                 if coefficient(address, axis.var) == 1 and _long(axis):
@@ -80,6 +90,22 @@ def _turned(program: Program) -> _Turned | None:
         return None
     best = max(found, key=lambda d: len(found[d]))
     return _Turned(best, tuple(found[best]))
+
+
+def _always_read(body: Scalar) -> set[int]:
+    """Loads that no condition stands before, by identity: they read what exists."""
+    left, seen = [body], set[int]()
+    while left:
+        node = left.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            chosen = isinstance(node, Call) and node.op == "where"
+            left += children(node)[:1] if chosen else children(node)
+    return seen
+
+
+def _is_inside(load: Load, address: Index) -> bool:
+    return proves_le(0, address) and proves_lt(address, num_elements(load.source.shape))
 
 
 def _long(axis: Axis) -> bool:
