@@ -75,6 +75,9 @@ CASES = {
     "a pool reads channels that lie side by side": (
         lambda x: tz.max_pool(x, window=3, strides=2, padding=1), [(2, 8, 9, 9)],
         [("pointwise", 1), ("rows", 1), ("pointwise", 1)]),
+    "a depthwise convolution does so too": (
+        lambda x, w: tz.conv(x, w, padding=1, groups=8), [(2, 8, 9, 9), (8, 1, 3, 3)],
+        [("pointwise", 1), ("contraction", 1), ("pointwise", 1)]),
     "few long rows are not fused": (lambda x: tz.softmax(x), [(2, 40000)],
                                     [("rows", 1), ("pointwise", 1), ("rows", 1),
                                      ("pointwise", 1)]),

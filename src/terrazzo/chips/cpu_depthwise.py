@@ -202,9 +202,10 @@ class Depthwise(ConvKernel):
 
         def inside(at: Index, across: int) -> Stmt:
             names = Names(self.fresh)
+            at = names("at", at)
             a = names("a", start + at * (space.stride * space.step))
             return names.around(self.by_channels(
-                self.vectors, lambda channel, nr, live: self.tile(
+                self.vectors if across > 1 else self.edge_vectors(), lambda channel, nr, live: self.tile(
                     weights, first_w, a, values, at, whole, across, channel, nr, live)))
 
         return block(edge(0, left), self.in_tiles(left, right, inside), edge(right, width))
@@ -212,7 +213,7 @@ class Depthwise(ConvKernel):
     def in_tiles(self, first: Index, end: Index, make: Callable[[Index, int], Stmt]) -> Stmt:
         """Tiles of about as many pixels as registers allow."""
         most = self.pixels_of(self.vectors)
-        tile, more = self.var("tile"), self.var("tile")
+        tile, other, more = self.var("tile"), self.var("tile"), self.var("tile")
         count = end - first
         if isinstance(count, int):
             if count <= 0:
@@ -224,9 +225,15 @@ class Depthwise(ConvKernel):
                      For(more, 0, tiles - larger, make(
                          first + larger * (small + 1) + more * small, small))]
             return block(*parts)
-        whole = maximum(count, 0) // most
-        return block(For(tile, 0, whole, make(first + tile * most, most)),
-                     For(more, first + whole * most, end, make(more, 1)))
+        # Tiles of one size and of half that. The last one begins so much earlier that it is a whole
+        # one: computing some pixels twice costs less than tiles of few pixels.
+        half, singles = max(most // 2, 1), For(more, first, end, make(more, 1))
+        full = minimum((count + most - half - 1) // most, count // most * 2)
+        left = maximum(count - full * most, 0)
+        return If(call("ge", as_scalar(count), half), block(
+            For(tile, 0, full, make(minimum(first + tile * most, end - most), most)),
+            For(other, 0, ceildiv(left, half), make(minimum(
+                first + full * most + other * half, end - half), half))), singles)
 
     def by_channels(self, vectors: int, make: Callable[[Index, int, int], Stmt]) -> Stmt:
         """All channels, so many vectors at a time; what is left takes a narrower tile."""

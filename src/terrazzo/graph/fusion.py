@@ -241,7 +241,8 @@ class _Fuser:
         if whole and not (all(c.op.kind == "attention" for c in whole)
                           and strided_view(self.tensors[value], body) is not None):
             return False
-        if _turns(node) and any(c.op.name in (*WINDOWS, "place", "reshape") for c in consumers):
+        if _turns(node) and any(c.op.name in (*WINDOWS, "place", "reshape") or (
+                _keeps_channels_apart(c) and c.inputs[0] is value) for c in consumers):
             return False
         if is_view(body) and any(c.op.name in CONVOLUTIONS for c in consumers) and (
                 not _keeps_axes(self.tensors[value], body)):
@@ -554,6 +555,13 @@ def _turns(node: Node) -> bool:
     last = node.attrs["axes"][-1] % node.inputs[0].ndim
     return last != node.inputs[0].ndim - 1 and num_elements(node.types[0].shape) != (
         node.inputs[0].shape[last])
+
+
+def _keeps_channels_apart(node: Node) -> bool:
+    """Whether a node is a depthwise convolution: it reads channels as neighbours, many times."""
+    x, *rest = node.inputs
+    return node.op.name == "convolve" and x is not None and rest[0] is not None and (
+        1 < node.attrs["groups"] == x.shape[-1] == rest[0].shape[-1])
 
 
 def _is_contraction(tensor: Tensor | None) -> bool:

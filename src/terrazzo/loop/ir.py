@@ -23,7 +23,15 @@ import numpy as np
 from terrazzo.dtypes import DType
 from terrazzo.index import Index, Var, substitute
 from terrazzo.loop.packing import Packing
-from terrazzo.scalar import Load, Scalar, format_lines, format_scalar, substitute_indices
+from terrazzo.scalar import (
+    FromIndex,
+    Load,
+    Scalar,
+    format_lines,
+    format_scalar,
+    substitute_indices,
+)
+from terrazzo.scalar import walk as walk_scalar
 from terrazzo.unwind import Walk, unwind
 
 KINDS = ("serial", "parallel", "vector", "unrolled", "program")
@@ -228,6 +236,41 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
     if isinstance(stmt, If):
         return (stmt.then,) if stmt.orelse is None else (stmt.then, stmt.orelse)
     return ()
+
+
+def roots_of(stmt: Stmt) -> list[Index | Scalar]:
+    """The values that a statement computes itself, and where it stores them."""
+    if isinstance(stmt, Store):
+        return [stmt.index, stmt.value, *([] if stmt.mask is None else [stmt.mask]),
+                *([stmt.streaming] if isinstance(stmt.streaming, Scalar) else [])]
+    if isinstance(stmt, Let):
+        return [stmt.value]
+    if isinstance(stmt, Atomic):
+        return [stmt.index, stmt.value, *([] if stmt.expected is None else [stmt.expected]),
+                *([] if stmt.old is None else [stmt.old[1]])]
+    if isinstance(stmt, Pause):
+        return [] if stmt.clock is None else [stmt.clock[1]]
+    return [stmt.cond] if isinstance(stmt, (If, While)) else []
+
+
+def indices_of(stmt: Stmt) -> Iterator[Index]:
+    """All index expressions of a statement itself: bounds, sizes, places, those inside values."""
+    if isinstance(stmt, For):
+        yield from (stmt.lo, stmt.hi, stmt.grain)
+    elif isinstance(stmt, Alloc):
+        yield stmt.buffer.size
+    elif isinstance(stmt, Tile):
+        yield from (offset for _, offset in stmt.places)
+        yield from stmt.sizes
+    for root in roots_of(stmt):
+        if not isinstance(root, Scalar):
+            yield root
+            continue
+        for node in walk_scalar(root):
+            if isinstance(node, FromIndex):
+                yield node.index
+            elif isinstance(node, Load) and not isinstance(node.indices[0], Scalar):
+                yield node.indices[0]
 
 
 def rewrite(stmt: Stmt, visit: Callable[[Stmt], Stmt | None]) -> Stmt:

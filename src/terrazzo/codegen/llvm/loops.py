@@ -30,6 +30,7 @@ from terrazzo.index import (
     free_vars,
     interpret,
 )
+from terrazzo.loop.digits import by_digits
 from terrazzo.loop.ir import (
     THREADS,
     Alloc,
@@ -47,10 +48,11 @@ from terrazzo.loop.ir import (
     While,
     block,
     children,
+    indices_of,
+    roots_of,
     walk,
 )
 from terrazzo.scalar import (
-    FromIndex,
     Load,
     Scalar,
 )
@@ -327,8 +329,9 @@ class LoopEmitter:
         inner = Scope(dict(zip(env, values[len(buffers):], strict=False)),
                       dict(zip(buffers, values, strict=False)))
         heap = self.reserve(loop.body, inner)
-        self.b.loop(values[-2], values[-1], 1, lambda iv, _: self.stmt(
-            loop.body, self.inside(inner, loop.var, iv)))
+        chunk_lo, chunk_hi = Var("begin", 0), Var("end", 0)
+        inner.env.update({chunk_lo: values[-2], chunk_hi: values[-1]})
+        self.stmt(by_digits(For(loop.var, chunk_lo, chunk_hi, loop.body)), inner)
         for pointer in heap:
             self.b.call("void", "free", [pointer])
         self.settle()
@@ -414,7 +417,7 @@ def _for_one_function(stmts: Sequence[Stmt]) -> int:
     for number, stmt in enumerate(stmts):
         for inner in walk(stmt):
             room -= 10  # a loop's head and end, and four vectors a turn, as a rule
-            for root in _roots(inner):
+            for root in roots_of(inner):
                 room -= 2 * sum(1 for _ in walk_scalar(root)) if isinstance(root, Scalar) else 2
             if room < 0:
                 return max(number, 1)
@@ -428,41 +431,7 @@ def _upper(size: Index) -> Index:
 
 
 def _used_vars(body: Stmt) -> set[Var]:
-    used: set[Var] = set()
-    for stmt in walk(body):
-        if isinstance(stmt, For):
-            used |= free_vars(stmt.lo) | free_vars(stmt.hi) | free_vars(stmt.grain)
-        elif isinstance(stmt, Alloc):
-            used |= free_vars(stmt.buffer.size)
-        elif isinstance(stmt, Tile):
-            for _, offset in stmt.places:
-                used |= free_vars(offset)
-            for size in stmt.sizes:
-                used |= free_vars(size)
-        for root in _roots(stmt):
-            if not isinstance(root, Scalar):
-                used |= free_vars(root)
-                continue
-            for node in walk_scalar(root):
-                if isinstance(node, FromIndex):
-                    used |= free_vars(node.index)
-                elif isinstance(node, Load) and not isinstance(node.indices[0], Scalar):
-                    used |= free_vars(node.indices[0])
-    return used
-
-
-def _roots(stmt: Stmt) -> list[Index | Scalar]:
-    if isinstance(stmt, Store):
-        return [stmt.index, stmt.value, *([] if stmt.mask is None else [stmt.mask]),
-                *([stmt.streaming] if isinstance(stmt.streaming, Scalar) else [])]
-    if isinstance(stmt, Let):
-        return [stmt.value]
-    if isinstance(stmt, Atomic):
-        return [stmt.index, stmt.value, *([] if stmt.expected is None else [stmt.expected]),
-                *([] if stmt.old is None else [stmt.old[1]])]
-    if isinstance(stmt, Pause):
-        return [] if stmt.clock is None else [stmt.clock[1]]
-    return [stmt.cond] if isinstance(stmt, (If, While)) else []
+    return {var for stmt in walk(body) for index in indices_of(stmt) for var in free_vars(index)}
 
 
 def _used_buffers(body: Stmt) -> set[Buffer]:
@@ -476,7 +445,7 @@ def _used_buffers(body: Stmt) -> set[Buffer]:
             used.add(stmt.clock[0])
         elif isinstance(stmt, Tile):
             used |= {buffer for buffer, _ in stmt.places}
-        for root in _roots(stmt):
+        for root in roots_of(stmt):
             if isinstance(root, Scalar):
                 used |= {n.source for n in walk_scalar(root) if isinstance(n, Load)}
     return used
