@@ -3,11 +3,12 @@
     python benchmarks/symbolic.py                         # all rows, one and two threads
     python benchmarks/symbolic.py --only 'pool|depthwise' --threads 1 --forms image
 
-Every form of a row is one function that was compiled once, for sizes that differ from call to call:
-those of the batch, of the image (height and width, or the length of a sequence), or all of them with
-the channels. It is then called with several sizes, and compared at each of them with a function that
-was compiled for exactly that one. Samples alternate; times are the least of each; a row shows the
-largest ratio over its sizes, symbolic over fixed: 1.2 means that fixed sizes are 1.2 times as fast.
+Every form of a row is one function that was compiled once, for sizes that differ from call to
+call: those of the batch, of the image (height and width, or the length of a sequence), or all of
+them with the channels. It is then called with several sizes, and compared at each of them with a
+function that was compiled for exactly that one. Samples alternate; times are the least of each; a
+row shows the largest ratio over its sizes, symbolic over fixed: at 1.2 fixed sizes are 1.2 times as
+fast.
 """
 
 from __future__ import annotations
@@ -96,7 +97,6 @@ def attention(q: Any, k: Any, v: Any) -> Any:
 
 def kinds() -> list[Kind]:
     """All operators that are compared."""
-    one = (lambda n, m, c, o: ((n, m, c),))
     return [
         pooled("max_pool", tz.max_pool, 2, 2, 0),
         pooled("max_pool", tz.max_pool, 3, 2, 1),
@@ -105,7 +105,8 @@ def kinds() -> list[Kind]:
         *(depthwise(window, stride) for window in (3, 7) for stride in (1, 2)),
         dense(1, 1, 64, 64, 28), dense(3, 1, 32, 32, 28), dense(3, 2, 32, 64, 28),
         dense(7, 2, 3, 32, 64),
-        rows("softmax", lambda x: tz.softmax(x), one, 64, 192),
+        rows("softmax", lambda x: tz.softmax(x), lambda n, m, c, o: ((n, m, c),),
+             64, 192),
         rows("layer norm", lambda x, g, b: tz.layer_norm(x, g, b),
              lambda n, m, c, o: ((n, m, c), (c,), (c,)), 64, 192),
         rows("matmul", lambda x, w: tz.matmul(x, w), lambda n, m, c, o: ((n, m, c), (c, o)),

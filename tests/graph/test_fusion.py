@@ -78,6 +78,12 @@ CASES = {
     "a depthwise convolution does so too": (
         lambda x, w: tz.conv(x, w, padding=1, groups=8), [(2, 8, 9, 9), (8, 1, 3, 3)],
         [("pointwise", 1), ("contraction", 1), ("pointwise", 1)]),
+    "an epilogue stays in its place: no square transpose": (
+        lambda x, w: tz.conv(x, w, padding=1), [(2, 3, 8, 8), (8, 3, 3, 3)],
+        [("contraction", 1), ("pointwise", 1)]),
+    "nor one turned around": (
+        lambda x, w: tz.flip(x @ w, axis=0) + x, [(8, 8), (8, 8)],
+        [("contraction", 1), ("pointwise", 1)]),
     "few long rows are not fused": (lambda x: tz.softmax(x), [(2, 40000)],
                                     [("rows", 1), ("pointwise", 1), ("rows", 1),
                                      ("pointwise", 1)]),

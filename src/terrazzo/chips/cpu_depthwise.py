@@ -204,9 +204,9 @@ class Depthwise(ConvKernel):
             names = Names(self.fresh)
             at = names("at", at)
             a = names("a", start + at * (space.stride * space.step))
-            return names.around(self.by_channels(
-                self.vectors if across > 1 else self.edge_vectors(), lambda channel, nr, live: self.tile(
-                    weights, first_w, a, values, at, whole, across, channel, nr, live)))
+            vectors = self.vectors if across > 1 else self.edge_vectors()
+            return names.around(self.by_channels(vectors, lambda channel, nr, live: self.tile(
+                weights, first_w, a, values, at, whole, across, channel, nr, live)))
 
         return block(edge(0, left), self.in_tiles(left, right, inside), edge(right, width))
 

@@ -273,7 +273,7 @@ class _Fuser:
                 return False  # each of them is a step at least
             node = min(frontier, key=self.order.__getitem__)
             if node.op.kind != "pointwise" or node.op.expr is None or len(
-                    node.types) > 1 or node.types[0].shape != value.shape:
+                    node.types) > 1 or node.types[0].shape != value.shape or _moves(node):
                 return False
             if any(v is not None and v is not value and v not in between and _has_reduction(
                     self.tensors.get(v), self.inlined) for v in node.inputs):
@@ -546,6 +546,16 @@ def _grows(value: Value, consumer: Node) -> bool:
     if isinstance(mine, int) and isinstance(theirs, int):
         return theirs > mine
     return value.shape != consumer.types[0].shape
+
+
+def _moves(node: Node) -> bool:
+    """Whether an operator of one result reads elements of its shape from other places."""
+    assert node.op.expr is not None
+    given = [None if v is None else Tensor("x", v.shape, v.dtype) for v in node.inputs]
+    made = node.op.expr(*given, out=node.types[0], **node.attrs)
+    return any(load.source.shape == made.shape and any(
+        index is not a.var and a.extent != 1 for index, a in zip(load.indices, made.axes))
+        for load in loads(made.body))
 
 
 def _turns(node: Node) -> bool:
