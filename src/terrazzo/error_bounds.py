@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from terrazzo import error_bounds_control
-from terrazzo.dtypes import DType, float32, float64
+from terrazzo.dtypes import DType, bfloat16, float32, float64
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, expand
 from terrazzo.index import Var
@@ -49,6 +49,8 @@ ULPS: dict[str, float] = {
 _BACKWARD_STABLE = ("lgamma", "digamma")
 # Where rounding may cost more units in the last place, counting them says nothing.
 WELL_CONDITIONED = 1024.0
+
+_FLUSHED_BELOW = 2.0**-126  # what products of bfloat16 take for zero, read or made
 
 # From floats to integers: a rounding on the way may decide for the integer next to it.
 _DECIDING = ("astype", "quantize_linear")
@@ -469,6 +471,10 @@ def _contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
 
     left, right = _finite(x.value), _finite(y.value)
     carried = np.zeros(values[0].shape)
+    if node.op.name == "batch_matmul" and all(
+            v is not None and v.dtype is bfloat16 for v in node.inputs):
+        x, y = _flushed(x), _flushed(y)
+        carried += 2 * left.shape[-2 if node.attrs["transpose_x"] else -1] * _FLUSHED_BELOW
     if not x.exact:
         carried = carried + product(x.error, right + y.error)
     if not y.exact:
@@ -485,6 +491,12 @@ def _contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
     else:
         count = x.value.shape[-2 if node.attrs["transpose_x"] else -1]
     return [_accumulated(product(left, right), carried, max(count, 1), node.types[0].dtype)]
+
+
+def _flushed(x: Bounded) -> Bounded:
+    """Instructions that multiply bfloat16 take denormal numbers for zero."""
+    size = np.abs(x.value)
+    return Bounded(x.value, x.error + np.where(size < _FLUSHED_BELOW, size, 0.0))
 
 
 def _cumulative(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],

@@ -14,6 +14,7 @@ from terrazzo.index import Index, Var
 from terrazzo.knobs import knobs
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Buffer, Function, Stmt
+from terrazzo.loop.pair_tile import pair_panel, pair_rows, pair_tile
 from terrazzo.loop.tiles import dot_tile, fma_rows, fma_tile, transpose_tile
 from terrazzo.runtime import pool
 
@@ -112,6 +113,35 @@ def test_rows_that_ask_for_what_comes_soon(chip: ChipSpec) -> None:
 def test_fma_tile_of_a_transposed_operand(chip: ChipSpec) -> None:
     body, buffers = fma(6, 16, False, a_strides=(1, 50))
     check(body, buffers, {SIZES[0]: 33}, chip)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("k", [0, 1, 2, 7, 39])
+@pytest.mark.parametrize(("mr", "nr"), [(1, 16), (6, 64), (5, 32)])
+def test_pair_tile(chip: ChipSpec, mr: int, nr: int, k: int, paired: bool) -> None:
+    """Of pairs, with missing columns and without, one tile and rows of them."""
+    c, a, b = (Buffer("C", float32, 4096), Buffer("A", bfloat16, 4096), Buffer("B", bfloat16, 8192))
+    count = Var("rows")
+    for columns, dims in ((None, {}), (SIZES[1], {SIZES[1]: nr - 3})):
+        tile = pair_tile(c, 5, a, 3, b, 7, SIZES[0], 40, 2, 2 * nr, nr + 9, mr, nr, k % 2 == 0,
+                         paired, False, columns)
+        check(tile, (c, a, b), {SIZES[0]: k, **dims}, chip)
+        check(pair_rows(tile, count), (c, a, b), {SIZES[0]: k, count: 2 * mr + 3, **dims}, chip)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3, 8, 9, 21])
+@pytest.mark.parametrize("columns", [1, 30, 32])
+def test_pair_panel(chip: ChipSpec, k: int, columns: int) -> None:
+    d, s = Buffer("D", bfloat16, 1024), Buffer("S", bfloat16, 1024)
+    check(pair_panel(d, 0, s, 3, SIZES[0], 64, 23, 32, SIZES[1]), (d, s),
+          {SIZES[0]: k, SIZES[1]: columns}, chip)
+
+
+@pytest.mark.parametrize("k", [0, 1, 31, 45, 80])
+def test_dot_tile_of_bfloat(chip: ChipSpec, k: int) -> None:
+    c, a, b = (Buffer("C", float32, 512), Buffer("A", bfloat16, 512), Buffer("B", bfloat16, 512))
+    check(dot_tile(c, 1, a, 2, b, 3, SIZES[0], 90, 91, 11, 3, 4, True), (c, a, b), {SIZES[0]: k},
+          chip)
 
 
 @pytest.mark.parametrize(("mr", "nr"), [(1, 8), (2, 4), (3, 4), (4, 4), (1, 1), (3, 2)])

@@ -79,11 +79,13 @@ def test_the_layout_in_words() -> None:
     Packing(float32, 4, (5, 1), ((6, 5),), together=4), Packing(float32, 2, (2, 3), ((2, 1),),
                                                                 start=4),
     Packing(float32, 4, (5, 3), ((7, 1),), ((2, 60), (2, 15)), together=2),
+    Packing(float16, 4, (6, 7), ((7, 1),), ((2, 60),), together=2),
+    Packing(float16, 4, (6, 1), ((8, 7),), ((2, 60),), together=2),
 ], ids=lambda p: p.text)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_the_kernel_packs_the_same(packing: Packing, dtype: type) -> None:
     flat = np.random.default_rng(0).standard_normal(300).astype(dtype)
-    packed = np.full(packing.size, np.nan, np.float32)
+    packed = np.full(packing.size, np.nan, packing.dtype.np)
     function = packing_function("pack", packing, as_dtype(flat.dtype), flat.size)
     run(simplify(function), [flat, packed], {})
     np.testing.assert_array_equal(packed, packing.apply(flat))

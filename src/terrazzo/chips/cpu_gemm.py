@@ -40,7 +40,7 @@ from terrazzo.index import (
     minimum,
     substitute,
 )
-from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
+from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, Tile, block
 from terrazzo.loop.packing import Packing, Steps
 from terrazzo.loop.tiles import dot_tile, fma_rows, fma_tile, transpose_tile
 from terrazzo.scalar import (
@@ -125,7 +125,9 @@ Pass = Callable[[Index, Index, bool, "Scalar | bool"], Stmt]
 
 
 class Gemm:
-    """One kernel in the making."""
+    """One kernel in the making; `together` steps of k lie side by side in packed panels."""
+
+    together = 1
 
     def __init__(self, program: Program, product: MatrixProduct, chip: ChipSpec,
                  constants: frozenset[Tensor]):
@@ -150,14 +152,13 @@ class Gemm:
             self.buffers[tensor] = Buffer(name, dtype, size, tensor is not product.stage)
         self.out = self.buffers[product.stage]
         # A piece of a panel takes an eighth of the second-level cache, a block of A about a half.
-        deepest = chip.l2_bytes // 8 // (self.nr * self.wide.itemsize)
+        deepest = chip.l2_bytes // 8 // (self.nr * self.item.itemsize) // 2 * 2
         shallow = self.packing is not None and not (
             isinstance(self.m, int) and self.m > _SHALLOW_ROWS)
         self.kc_most = max(64, min(_SHALLOW_DEPTH if shallow else _PIECE_DEPTH, deepest))
         if self.reads_strips():
             self.kc_most = _STRIP_DEPTH
-        self.k_passes: Index = maximum(ceildiv(self.k, self.kc_most), 1)
-        self.kc: Index = ceildiv(self.k, self.k_passes)
+        self.k_passes, self.kc = self.pieces_of_k()
         if isinstance(self.kc, int):
             self.kc_most = max(self.kc, 1)
         self.a_copy: Buffer | None = None
@@ -165,6 +166,16 @@ class Gemm:
         few = self.packing is None and panels is not None and (
             panels < _TASKS_PER_CORE // 2 * chip.cores)
         self.panel_rows = _PANEL_ROWS if not few else _PANEL_ROWS_WHEN_FEW
+
+    @property
+    def item(self) -> DType:
+        """The type of elements that are packed when the kernel runs."""
+        return self.wide
+
+    def pieces_of_k(self) -> tuple[Index, Index]:
+        """How many pieces k is cut into, and the steps of all but the last."""
+        count: Index = maximum(ceildiv(self.k, self.kc_most), 1)
+        return count, ceildiv(self.k, count)
 
     def choose_tile(self) -> tuple[int, int]:
         """Rows and vectors of columns of the register tile."""
@@ -259,10 +270,14 @@ class Gemm:
 
     def reads_a_once(self) -> bool:
         """Whether one panel, packed when compiling, holds all columns: A is read where it lies."""
-        load = self.product.a.load
         return not isinstance(self.m, int) and self.packing is not None and (
-            isinstance(self.n, int) and self.n <= self.nr) and (
-            load is not None and load.dtype is self.wide and self.is_affine(self.product.a))
+            isinstance(self.n, int) and self.n <= self.nr) and self.reads_a_in_place(False)
+
+    def reads_a_in_place(self, along_k: bool) -> bool:
+        """Whether tiles can read A where it lies, which for some has to be `along_k`."""
+        factor = self.product.a
+        return factor.load is not None and factor.load.dtype is self.item and (
+            self.is_affine(factor)) and (not along_k or factor.stride(self.product.k.var) == 1)
 
     def is_along(self, factor: Factor, var: Var) -> bool:
         """Whether a factor is contiguous along an axis, and regular along the other."""
@@ -356,8 +371,9 @@ class Gemm:
 
     def packed_panel(self, packed: Buffer, matrix: Index, panel: Index, start: Index) -> Place:
         """A panel of packed B from some step of k on."""
-        panels = ceildiv(self.n, self.nr)
-        return Place(packed, ((matrix * panels + panel) * self.k + start) * self.nr, self.nr, 1)
+        panels, together = ceildiv(self.n, self.nr), self.together
+        steps = (matrix * panels + panel) * ceildiv(self.k, together) + start // together
+        return Place(packed, together * (steps * self.nr), together * self.nr, together)
 
     def next_share(self, rows: Index) -> Index:
         """How much of the next panel each step of k asks for, so that all of it is in time."""
@@ -368,9 +384,8 @@ class Gemm:
     def with_a(self, along_k: bool, plan: Callable[[PlaceOf], Stmt]) -> Stmt:
         """A plan that reads A: where it lies if that will do, else from a widened copy."""
         product, factor = self.product, self.product.a
-        load, k_var = factor.load, product.k.var
-        if load is not None and load.dtype is self.wide and self.is_affine(factor) and (
-                not along_k or factor.stride(k_var) == 1):
+        k_var = product.k.var
+        if self.reads_a_in_place(along_k):
             return plan(lambda values: self.in_place(factor, values))
         # The copy is contiguous along the axis that A is contiguous along, if it may be.
         by_k = not along_k and self.row_var is not None and factor.stride(self.row_var) == 1
@@ -397,6 +412,10 @@ class Gemm:
             return Place(copy, start, *((1, self.m) if by_k else (self.k, 1)))
 
         return block(fill, plan(place))
+
+    def block_place(self, target: Buffer, rows: int, depth: int) -> Place:
+        """How a block of A lies when it is packed: one row after the other."""
+        return Place(target, 0, depth, 1)
 
     def pack_block(self, target: Place, values: Values, first_row: Index, rows: Index,
                    start: Index, depth: Index) -> Stmt:
@@ -462,7 +481,9 @@ class Gemm:
         inner = Names(self.fresh)
         values = digits(matrix, product.batch_of(factor))
         first = inner("first", panel * nr)
-        at = inner("to", ((matrix * panels + panel) * self.k + start) * nr)
+        # The name is of what is multiplied by `together`, so that nobody forgets that it is.
+        at = self.together * inner("to", self.packed_panel(
+            packed, matrix, panel, start).at // self.together)
         steps = lets("steps", minimum(depth, self.k - start), depth)
         copy = inner.around(self.pack_panel(packed, at, values, first, self.columns(
             inner, first, nr), start, steps))
@@ -518,15 +539,13 @@ class Gemm:
         """
         mr, nr = self.mr, self.nr
 
-        def tile(row: Index, height: int, live: Index) -> Stmt:
-            to, left = sums.moved(row, 0), a.moved(row, 0)
+        def tile(row: Index, height: int, live: Index) -> Tile:
             hint = None if soon is None else (soon[0] + row // mr * depth * soon[1], soon[1])
-            return fma_tile(to.buffer, to.at, left.buffer, left.at, b.buffer, b.at, depth, a.outer,
-                            a.inner, b.outer, sums.outer, height, nr, accumulate, live, hint,
-                            self.is_small())
+            return self.tile(sums.moved(row, 0), a.moved(row, 0), b, depth, height, accumulate,
+                             live, hint)
 
         if not isinstance(self.m, int):
-            return fma_rows(tile(0, mr, columns), rows)
+            return self.tiles_below(tile(0, mr, columns), rows)
 
         def whole(live: Index) -> Stmt:
             i = self.var("tile")
@@ -534,6 +553,17 @@ class Gemm:
 
         return block(None if is_below(rows, mr) else self.by_width(columns, nr, whole),
                      self.remainder(rows, mr, lambda row, height: tile(row, height, columns)))
+
+    def tile(self, sums: Place, a: Place, b: Place, depth: Index, height: int, accumulate: bool,
+             live: Index, soon: tuple[Index, Index] | None) -> Tile:
+        """One register tile."""
+        return fma_tile(sums.buffer, sums.at, a.buffer, a.at, b.buffer, b.at, depth, a.outer,
+                        a.inner, b.outer, sums.outer, height, self.nr, accumulate, live, soon,
+                        self.is_small())
+
+    def tiles_below(self, tile: Tile, rows: Index) -> Stmt:
+        """Tiles below each other, for a number of rows that is known when the kernel runs."""
+        return fma_rows(tile, rows)
 
     def remainder(self, rows: Index, height: int, tile: Callable[[Index, int], Stmt]
                   ) -> Stmt | None:
@@ -626,7 +656,7 @@ class Gemm:
         """Each task packs its own panel, piece by piece, for all rows."""
         if self.packing is not None:
             return self.with_a(False, lambda a: self.panel_tasks(a, None))
-        piece = Buffer(self.fresh("panel"), self.wide, self.kc_most * self.nr)
+        piece = Buffer(self.fresh("panel"), self.item, self.kc_most * self.nr)
         return self.with_a(False, lambda a: self.panel_tasks(a, piece))
 
     def row_blocks(self, packs: bool) -> Index | Scalar:
@@ -702,7 +732,7 @@ class Gemm:
                 b = Place(lying.buffer, lying.at, lying.inner, 1)
             else:
                 packing = self.pack_panel(piece, 0, values, first, columns, start, depth)
-                b = Place(piece, 0, nr, 1)
+                b = Place(piece, 0, self.together * nr, self.together)
             return inner.around(block(packing, self.row_tiles(
                 sums, a.moved(0, start), b, depth, rows, columns, accumulate, soon)))
 
@@ -719,10 +749,11 @@ class Gemm:
     def shared_plan(self) -> Stmt:
         """All of B is packed first; tasks then pack blocks of A and multiply (BLIS)."""
         factor, nr = self.product.b, self.nr
-        size = self.members(factor) * ceildiv(self.n, nr) * self.k * nr
+        depth = ceildiv(self.k, self.together) * self.together
+        size = self.members(factor) * ceildiv(self.n, nr) * depth * nr
         if not isinstance(self.m, int):
             size = size * minimum(1, self.m // (self.panel_rows + 1))  # no memory for other plans
-        packed = Buffer(self.fresh("b_packed"), self.wide, size)
+        packed = Buffer(self.fresh("b_packed"), self.item, size)
         return Alloc(packed, block(self.pack_all(packed), self.block_tasks(packed)))
 
     def blocks_and_groups(self, most_rows: int, most_panels: int
@@ -764,7 +795,7 @@ class Gemm:
         outer, lets = Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
         most_panels = max(1, _GROUP_COLUMNS // nr)
-        room = self.chip.l2_bytes * 45 // 100 // (self.kc_most * self.wide.itemsize)
+        room = self.chip.l2_bytes * 45 // 100 // (self.kc_most * self.item.itemsize)
         most = max(8 * mr, min(_BLOCK_ROWS, room) // mr * mr)
         by_rows, by_columns = self.blocks_and_groups(most, most_panels)
         blocks, groups = outer("blocks", by_rows), outer("groups", by_columns)
@@ -780,8 +811,8 @@ class Gemm:
         first_panel = lets("first_panel", task % groups * group)
         matrix = lets("matrix", self.member(factor, values))
         pitch = math.ceil(self.kc_most / self.lanes) * self.lanes
-        a_block = Buffer(self.fresh("a_block"), self.wide, most * pitch)
-        a = Place(a_block, 0, pitch, 1)
+        a_block = Buffer(self.fresh("a_block"), self.item, most * pitch)
+        a = self.block_place(a_block, most, pitch)
         local = None
         if not self.sums_in_output():
             local = Buffer(self.fresh("sums"), self.wide, most * nr * most_panels)

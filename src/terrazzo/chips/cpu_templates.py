@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from terrazzo.chips.cpu_attention import lower_attention
+from terrazzo.chips.cpu_bfloat import lower_bfloat_product
 from terrazzo.chips.cpu_conv import lower_convolution
 from terrazzo.chips.cpu_gemm import lower_contraction
 from terrazzo.chips.cpu_quant import lower_integer_product
@@ -19,7 +20,7 @@ _Template = Callable[[Program, ChipSpec, frozenset[Tensor]], Function | None]
 _BY_KIND: dict[str, tuple[_Template, ...]] = {  # the first that applies
     "attention": (lambda program, chip, _: lower_attention(program, chip),),
     "contraction": (lower_convolution, lower_integer_product, lower_depthwise,
-                    lower_contraction),
+                    lower_bfloat_product, lower_contraction),
     "pointwise": (lambda program, chip, _: lower_transpose(program, chip),),
 }
 

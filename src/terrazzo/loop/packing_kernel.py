@@ -8,6 +8,7 @@ from terrazzo.dtypes import DType
 from terrazzo.index import Index, Var, minimum
 from terrazzo.loop.ir import Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.loop.packing import Packing, Steps
+from terrazzo.loop.pair_tile import pair_panel
 from terrazzo.loop.tiles import transpose_tile
 from terrazzo.scalar import Const, as_scalar, call, cast
 
@@ -35,7 +36,7 @@ def _pack_panel(packing: Packing, source: Buffer, packed: Buffer, start: Index, 
                 live: Index, axes: tuple[Steps, ...]) -> Stmt:
     """One panel, or what is left of it for fixed places along the first axes of k."""
     (count, stride), *inner = axes
-    width, together = packing.width, packing.together
+    width, together, dtype = packing.width, packing.together, source.dtype
     if inner:
         p = _below(f"p{len(inner)}", count)
         room = math.prod(packing.shape[-len(inner) - (1 if together == 1 else 2):])
@@ -46,7 +47,21 @@ def _pack_panel(packing: Packing, source: Buffer, packed: Buffer, start: Index, 
         return block(transpose_tile(packed, to, source, start, count, width, packing.columns[1],
                                     width, live),
                      For(p, 0, count, _zeros(packed, to + p * width, 1, live, width)))
+    if packing.dtype is dtype and dtype.bits == 16 and together == 2 and stride == 1:
+        p = _below("p", math.ceil(count / 2))
+        return block(pair_panel(packed, to, source, start, count, 2 * width, packing.columns[1],
+                                width, live),
+                     For(p, 0, math.ceil(count / 2), _zeros(packed, to + p * (2 * width), 1,
+                                                            2 * live, 2 * width)))
     p = _below("p", math.ceil(count / together))
+    if together == 2 and count % 2 == 0:
+        j, at = _below("j", width), to + p * (2 * width)
+        pair = [cast(source[start + (p * 2 + i) * stride + j * packing.columns[1]], packing.dtype)
+                for i in range(2)]
+        return For(p, 0, count // 2, block(
+            For(j, 0, live, block(*(Store(packed, at + 2 * j + i, item)
+                                    for i, item in enumerate(pair))), "vector"),
+            _zeros(packed, at, 1, 2 * live, 2 * width)))
     rows = []
     for i in range(together):
         at = to + p * (width * together) + i

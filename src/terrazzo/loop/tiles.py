@@ -86,7 +86,7 @@ TRANSPOSE_TILE = TileIntrinsic("transpose_tile", _transpose_meaning)
 def fma_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,
              lda: Index, a_step: Index, ldb: Index, ldc: Index, mr: int, nr: int,
              accumulate: bool, columns: Index | None = None,
-             soon: tuple[Index, Index] | None = None, near: bool = False) -> Stmt:
+             soon: tuple[Index, Index] | None = None, near: bool = False) -> Tile:
     """`C[i, j] (+)= sum over p of A[i, p] * B[p, j]`, contiguous along j: an outer-product kernel.
 
     C[i, j] is at `c_at + i*ldc + j`, A[i, p] at `a_at + i*lda + p*a_step`, B[p, j] at
@@ -101,12 +101,12 @@ def fma_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: In
                 {"mr": mr, "nr": nr, "accumulate": accumulate, **({"near": True} if near else {})})
 
 
-def fma_rows(tile: Stmt, rows: Index) -> Stmt:
+def fma_rows(tile: Tile, rows: Index) -> Tile:
     """Tiles like this one below each other, for so many rows as there are when it runs.
 
     What the first asks for soon is followed by what the second does, and so on.
     """
-    assert isinstance(tile, Tile) and tile.intrinsic is FMA_TILE
+    assert tile.intrinsic is FMA_TILE
     return Tile(FMA_ROWS, tile.places, (rows, *tile.sizes), tile.constants)
 
 

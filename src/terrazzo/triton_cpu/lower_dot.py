@@ -108,7 +108,7 @@ def multiply(lowering: Lowering, op: Op, left: Factor, right: Factor, depth: int
             row = lowering.fresh("row", 0, rows // mr - 1)
             at = which * (rows * columns) + row * (mr * columns) + column * nr
             to, to_at, step = (target, at, columns) if part is None else (part, 0, nr)
-            tile = fma_tile(
+            tile: Stmt = fma_tile(
                 to, to_at, a.buffer, a.at + which * a.batch + row * a.down * mr,
                 b.buffer, b.at + which * b.batch + column * b.panel,
                 depth, a.down, a.right, b.down, step, mr, nr, accumulate and part is None,
