@@ -38,10 +38,12 @@ KINDS: list[Kind] = []
 
 
 def kind(name: str, group: str, inputs: Callable[[torch.dtype], Tensors], peer: Callable[..., Any],
-         wrt: tuple[int, ...] = (), tolerance: float | None = None) -> Callable[[Any], Any]:
-    """Makes a kind of the operator that it decorates."""
+         wrt: tuple[int, ...] = (), tolerance: float | None = None, over: tuple[int, ...] = ()
+         ) -> Callable[[Any], Any]:
+    """Makes a kind of the operator that it decorates; `over`: inputs that results replace."""
     def add(ours: Any) -> Any:
-        KINDS.append(Kind(name, group, inputs, ours, peer, wrt, tolerance))
+        step = (lambda *given: ours(*given, out=tuple(given[i] for i in over))) if over else ours
+        KINDS.append(Kind(name, group, inputs, step, peer, wrt, tolerance))
         return ours
 
     return add
@@ -410,7 +412,7 @@ def gumbel(scores: Any, uniform: Any) -> Any:
 
 
 # ---------------------------------------------------------------- optimiser steps
-# Torch's steps are in place, as its optimisers are; ours answer the new tensors.
+# In place, as torch's optimisers are.
 PARAMETERS = (1024, 1024)
 STEP = torch.tensor(10.0)
 ADAM = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
@@ -431,7 +433,7 @@ def torch_sgd(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor) -> Tensors:
     return p, m
 
 
-@kind("sgd with momentum", "optimiser", state(3), torch_sgd)
+@kind("sgd with momentum", "optimiser", state(3), torch_sgd, over=(0, 2))
 @tz.op
 def sgd(p: Any, g: Any, m: Any) -> Any:
     m = 0.9 * m + g
@@ -443,7 +445,7 @@ def torch_adam(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tenso
     return p, m, v
 
 
-@kind("adam", "optimiser", state(4), torch_adam)
+@kind("adam", "optimiser", state(4), torch_adam, over=(0, 2, 3))
 @tz.op
 def adam(p: Any, g: Any, m: Any, v: Any) -> Any:
     m = 0.9 * m + 0.1 * g
@@ -457,7 +459,7 @@ def torch_adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tens
     return p, m, v
 
 
-@kind("adamw", "optimiser", state(4), torch_adamw)
+@kind("adamw", "optimiser", state(4), torch_adamw, over=(0, 2, 3))
 @tz.op
 def adamw(p: Any, g: Any, m: Any, v: Any) -> Any:
     m = 0.9 * m + 0.1 * g
@@ -473,7 +475,7 @@ def torch_lion(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor) -> Tensors:
     return p, m
 
 
-@kind("lion", "optimiser", state(3), torch_lion)
+@kind("lion", "optimiser", state(3), torch_lion, over=(0, 2))
 @tz.op
 def lion(p: Any, g: Any, m: Any) -> Any:
     update = tz.sign(0.9 * m + 0.1 * g)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import os
 import threading
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from terrazzo import captures
+from terrazzo import captures, into
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,
@@ -39,6 +40,7 @@ from terrazzo.knobs import Settings, knobs
 from terrazzo.nests import pack
 from terrazzo.ops.define import operator
 from terrazzo.runtime import fastcall
+from terrazzo.runtime.artifact import Over
 from terrazzo.runtime.layout import strides_of
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ class Compiled:
 
     Arrays, tensors and floats, in any nest of tuples, lists and dicts, are what it computes with;
     everything else (integers, strings, None) is a part of the program. Of an operator, all that is
-    passed for a tensor is computed with, and all attributes are a part of the program.
+    passed for a tensor is computed with, and all attributes are a part of the program. `out=` takes
+    arrays that the results go into, which may be arguments.
     """
 
     def __init__(self, function: Callable[..., Any], name: str,
@@ -67,6 +70,22 @@ class Compiled:
         self.written = function if operator is None or operator.body is None else operator.body
         self.around = captures.surroundings(self.written)
         functools.update_wrapper(self, function, updated=())
+
+    @functools.cached_property
+    def has_own_out(self) -> bool:
+        """Whether the function itself has a parameter called `out`."""
+        if self.operator is not None:
+            return "out" in self.operator.signature.parameters
+        try:
+            return "out" in inspect.signature(self.function).parameters
+        except (TypeError, ValueError):  # something that tells nothing of its parameters
+            return False
+
+    def without_out(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Keyword arguments of the function, and what was given for its results."""
+        if "out" not in kwargs or self.has_own_out:
+            return kwargs, None
+        return {k: v for k, v in kwargs.items() if k != "out"}, kwargs["out"]
 
     def table_for(self, settings: Settings) -> _Table:
         """What was compiled under some settings and the rules that there are now."""
@@ -90,10 +109,42 @@ class Compiled:
             entry = table.entries.get(fastcall.key_of(args))
             if entry is not None:
                 return entry(args)
+        elif "out" in kwargs:
+            kwargs, out = self.without_out(kwargs)
+            if out is not None:
+                return self.call_into(out, args, kwargs, table)
         leaves: list[Any] = []
         key = self.key(args, kwargs, leaves)
         entry = None if key is None else table.entries.get(key)
         return self.slow(args, kwargs, key, table) if entry is None else entry(leaves)
+
+    def call_into(self, out: Any, args: Sequence[Any], kwargs: dict[str, Any], table: _Table
+                  ) -> Any:
+        """A call whose results go into given arrays: to its entry they are the first arguments."""
+        targets = out if type(out) is tuple else (out,)
+        plain = None if kwargs else fastcall.key_of((*targets, *args))
+        if plain is not None:
+            plain = ("out", type(out) is tuple, len(targets), plain)
+            entry = table.entries.get(plain)
+            if entry is not None:
+                return entry((*targets, *args))
+        form, found = into.Form.of(out, self.name)
+        leaves = list(found)
+        key = self.key(args, kwargs, leaves)
+        known = key and ("out", form, tuple(map(fastcall.layout_of, found)), key)
+        entry = None if known is None else table.entries.get(known)
+        if entry is not None:
+            return entry(leaves)
+        arrays, rebuild = self.arguments(args, kwargs)
+        if any(isinstance(leaf, Value) for leaf in arrays):
+            raise ArgumentError(f"{self.name} got out= inside another function, where values never "
+                                "change", hint="return the result")
+        given = [*found, *arrays]
+        made = self.family(arrays, rebuild, table).entry(given, table, form, len(found))
+        for form_of_call in (plain, known):
+            if form_of_call is not None:
+                table.keep(form_of_call, _with_numbers(made, given, leaves))
+        return made(given)
 
     def forget(self) -> _Table:
         """Start anew: a variable that the function names is bound to something else."""
@@ -124,12 +175,8 @@ class Compiled:
         plain = not kwargs and len(given) == len(args) and all(
             a is b for a, b in zip(given, args, strict=True))
         flat = fastcall.key_of(args) if plain else None
-        if len(table.entries) >= MOST_ENTRIES:
-            table.entries.clear()
-        if flat is not None:
-            table.entries[flat] = _with_numbers(entry, leaves, given)
-        elif key is not None:
-            table.entries[key] = _with_numbers(entry, leaves, given)
+        if flat is not None or key is not None:
+            table.keep(flat if flat is not None else key, _with_numbers(entry, leaves, given))
         return entry(leaves)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -189,16 +236,26 @@ class Compiled:
     # ------------------------------------------------------------ looking inside
     def graph(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
         """The traced graph for arguments like these."""
+        return self.graph_over(args, kwargs)[0]
+
+    def graph_over(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Graph, Over]:
+        """The same, and the inputs that `out=` asks for results to be written over."""
+        kwargs, out = self.without_out(kwargs)
         leaves, rebuild = self.arguments(args, kwargs)
-        return _trace(rebuild.call, self.name, [_type_of(a) for a in leaves])[0]
+        graph, structure = _trace(rebuild.call, self.name, [_type_of(a) for a in leaves])
+        if out is None:
+            return graph, ()
+        form, targets = into.Form.of(out, self.name)
+        return graph, into.aim(form, targets, leaves).over(structure, self.name)
 
     def executable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The executable for arguments like these, in contiguous memory."""
-        leaves, rebuild = self.arguments(args, kwargs)
+        graph, over = self.graph_over(args, kwargs)
+        leaves, rebuild = self.arguments(args, self.without_out(kwargs)[0])
         table = self.table_for(knobs.now)
         # By itself, so that what the function mentions is a part of it: it may be saved.
-        graph, _ = _trace(rebuild.call, self.name, [_type_of(a) for a in leaves])
-        return _Family(self.name, rebuild).compiled(graph, [None] * len(leaves), leaves, table)
+        return _Family(self.name, rebuild).compiled(graph, [None] * len(leaves), leaves, table,
+                                                    over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +266,12 @@ class _Table:
     rules: RuleTable
     entries: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
     families: dict[Hashable, _Family] = field(default_factory=dict)
+
+    def keep(self, key: Hashable, entry: Callable[..., Any]) -> None:
+        """Remember what calls of one kind run."""
+        if len(self.entries) >= MOST_ENTRIES:
+            self.entries.clear()
+        self.entries[key] = entry
 
 
 class _Rebuild:
@@ -247,14 +310,22 @@ class _Family:
         self.varying: set[tuple[int, int]] = set()
         self.classes: dict[tuple[int, int], int] = {}  # sizes equal in every call share a number
 
-    def entry(self, leaves: Sequence[Any], table: _Table) -> Callable[..., Any]:
-        """What calls with arguments like these run, with what the function mentions besides."""
+    def entry(self, leaves: Sequence[Any], table: _Table, form: into.Form | None = None,
+              count: int = 0) -> Callable[..., Any]:
+        """What calls with arguments like these run, with what the function mentions besides.
+
+        With a form, the first `count` are arrays for the results.
+        """
+        def make(all: Sequence[Any]) -> Callable[..., Any]:
+            if form is None:
+                return self.entry_for(all, table)
+            return self.entry_into(all, form, count, table)
+
         while True:
             try:
                 if not self.captured.objects:
-                    return self.entry_for(leaves, table)
-                return captures.entry(lambda all: self.entry_for(all, table), self.captured,
-                                      leaves)
+                    return make(leaves)
+                return captures.entry(make, self.captured, leaves)
             except captures.MoreCaptured:  # now they are inputs, like the arguments
                 self.first, self.classes = None, {}
 
@@ -271,6 +342,20 @@ class _Family:
             flat = fastcall.entry(executable, list(range(len(executable.output_types))), leaves)
             return self.differentiable.entry(flat, structure)
         return fastcall.entry(executable, structure, leaves)
+
+    def entry_into(self, leaves: Sequence[Any], form: into.Form, count: int, table: _Table
+                   ) -> Callable[..., Any]:
+        fastcall.check_devices(leaves, self.name)
+        into.refuse_gradients(leaves, self.name)
+
+        def find(inputs: Sequence[Any], aim: into.Aim) -> tuple[Any, Any]:
+            with self.lock:
+                return self.find(inputs, table, aim)
+
+        # Now, and not when it is first run: it may find more that the function mentions.
+        inputs = leaves[count:]
+        find(inputs, into.aim(form, leaves[:count], inputs))
+        return into.entry(find, form, count, self.name)
 
     def keeping(self, leaves: Sequence[Any], wrt: tuple[int, ...], table: _Table) -> Any:
         """The function in parts that hand values on, if that pays and its sizes do not vary."""
@@ -305,26 +390,27 @@ class _Family:
         """The function on values for its arguments and for what it mentions."""
         return self.captured.trace(self.rebuild.call, values)
 
-    def find(self, leaves: Sequence[Any], table: _Table) -> tuple[Any, Any]:
+    def find(self, leaves: Sequence[Any], table: _Table, aim: into.Aim | None = None
+             ) -> tuple[Any, Any]:
         shapes = tuple(tuple(a.shape) for a in leaves)
         when = table.settings.dynamic
         if when != "never":
             self.note(shapes, when)
             if self.varying and (shapes != self.first or when == "always"):
-                found = self.dynamic(leaves, shapes, table)
+                found = self.dynamic(leaves, shapes, table, aim)
                 if found is not None:
                     return found
-        return self.static(leaves, table)
+        return self.static(leaves, table, aim)
 
-    def compiled(self, graph: Graph, strides: Sequence[Any], leaves: Sequence[Any], table: _Table
-                 ) -> Any:
+    def compiled(self, graph: Graph, strides: Sequence[Any], leaves: Sequence[Any], table: _Table,
+                 over: Over = ()) -> Any:
         """Compile a graph under the settings that its call began with."""
         if table.settings.check:
             _check_levels(graph, leaves)
         # The way down is not needed to import terrazzo, and takes a quarter of that time.
         from terrazzo import compiler
 
-        return compiler.compile_graph(graph, strides=tuple(strides),
+        return compiler.compile_graph(graph, strides=tuple(strides), over=over,
                                       options=compiler.Options(table.settings, table.rules))
 
     def note(self, shapes: tuple[tuple[int, ...], ...], when: str) -> None:
@@ -339,32 +425,34 @@ class _Family:
         self.classes = {place: numbers.setdefault((self.classes.get(place, 0), n), len(numbers))
                         for place, n in places.items()}
 
-    def static(self, leaves: Sequence[Any], table: _Table, by_strides: bool = True
+    def static(self, leaves: Sequence[Any], table: _Table, aim: into.Aim | None = None
                ) -> tuple[Any, Any]:
         """Compiled for exactly these sizes, and for their strides where those may stay."""
-        strides = tuple(strides_of(a) if by_strides else None for a in leaves)
-        key = (tuple(tuple(a.shape) for a in leaves), strides)
+        strides = tuple(strides_of(a) for a in leaves)
+        key = (tuple(tuple(a.shape) for a in leaves), strides, aim)
         with self.lock:
             if key not in self.executables:
                 graph, structure = _trace(self.call, self.name, [_type_of(a) for a in leaves])
-                self.executables[key] = (self.compiled(graph, strides, leaves, table), structure)
+                over = () if aim is None else aim.over(structure, self.name)
+                self.executables[key] = (self.compiled(graph, strides, leaves, table, over),
+                                         structure)
             return self.executables[key]
 
-    def dynamic(self, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...], table: _Table
-                ) -> tuple[Any, Any] | None:
+    def dynamic(self, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...], table: _Table,
+                aim: into.Aim | None = None) -> tuple[Any, Any] | None:
         """Compiled once for all sizes that vary and that answer alike what tracing asked of them.
 
         None where these sizes have to be fixed.
         """
         strides = tuple(_symbolic_strides(i, a) for i, a in enumerate(leaves))
         pattern, sizes = self.pattern(shapes)
-        variants = self.variants.setdefault((pattern, strides), [])
+        variants = self.variants.setdefault((pattern, strides, aim), [])
         for guards, found in variants:
             if all(guard.holds(sizes) for guard in guards):
                 return found
         if len(variants) >= MOST_VARIANTS or not sizes:
             return None
-        variants.append(self.symbolic(leaves, pattern, strides, sizes, table))
+        variants.append(self.symbolic(leaves, pattern, strides, sizes, table, aim))
         return variants[-1][1]
 
     def pattern(self, shapes: tuple[tuple[int, ...], ...]
@@ -386,7 +474,8 @@ class _Family:
         return tuple(pattern), sizes
 
     def symbolic(self, leaves: Sequence[Any], pattern: tuple[tuple[Index, ...], ...],
-                 strides: tuple[Any, ...], sizes: dict[Var, int], table: _Table) -> _Variant:
+                 strides: tuple[Any, ...], sizes: dict[Var, int], table: _Table,
+                 aim: into.Aim | None = None) -> _Variant:
         """Compiled for a pattern of sizes, and the guards under which that is right.
 
         Sizes that the trace finds equal, or fixes, are replaced and the trace made again: what is
@@ -401,7 +490,8 @@ class _Family:
                 try:
                     graph, structure = _trace(self.call, self.name, types)
                     if not asked.equalities():
-                        made = self.compiled(graph, strides, leaves, table), structure
+                        over = () if aim is None else aim.over(structure, self.name)
+                        made = self.compiled(graph, strides, leaves, table, over), structure
                 except (VerifyError, captures.MoreCaptured):
                     raise
                 except Exception:  # whatever it is, fixed sizes work, or say what is wrong
@@ -608,10 +698,11 @@ def _lower(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         raise ArgumentError(f"{op.name}.lower needs a level as its last argument",
                             hint=f'for example {op.name}.lower(x, "loop")')
     *tensors, level = args
-    return lower(compiled(op).graph(tensors, kwargs), level, target)
+    graph, over = compiled(op).graph_over(tensors, kwargs)
+    return lower(graph, level, target, over)
 
 
-def lower(graph: Graph, level: str, target: str = "cpu") -> str:
+def lower(graph: Graph, level: str, target: str = "cpu", over: Over = ()) -> str:
     """One level of a graph's compilation as text."""
     from terrazzo.compiler import LEVELS_OF, graph_level
 
@@ -624,7 +715,7 @@ def lower(graph: Graph, level: str, target: str = "cpu") -> str:
             f"the target {target} has no level {level!r}" if known else
             f"there is no level {level!r}",
             hint=f"levels of {target} are {', '.join(LEVELS_OF[target])}")
-    return graph_level(graph, level)
+    return graph_level(graph, level, over=over)
 
 
 def _compile(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -235,7 +235,7 @@ def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
     if not args:
         raise ArgumentError(f"{target.name} cannot be timed without arguments",
                             hint=f"pass arrays: {target.name}.bench(x, ...)")
-    leaves, _ = target.arguments(args, attrs)
+    leaves, _ = target.arguments(args, target.without_out(attrs)[0])
     arrays = [to_numpy(a) if hasattr(a, "detach") else a for a in leaves]
     graph = target.graph(args, attrs)
     ways = [Timing("terrazzo", lambda: target(*args, **attrs))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,10 +19,10 @@ from terrazzo.codegen.llvm.program import Argument, Call, module_text
 from terrazzo.errors import ArgumentError, ArtifactError, CompileError
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import lower
-from terrazzo.expr.schedule import Schedule
+from terrazzo.expr.schedule import Schedule, Streaming
 from terrazzo.expr.structure import structure
 from terrazzo.expr.work import work
-from terrazzo.graph.fusion import Fused, Group, fuse, takes_strides
+from terrazzo.graph.fusion import Fused, Group, fuse, readers_first, takes_strides
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.passes import Guide, canonicalize, prepared
 from terrazzo.graph.passes.cse import frozen
@@ -33,11 +33,11 @@ from terrazzo.loop.ir import Buffer, Function
 from terrazzo.loop.packing import Packing
 from terrazzo.loop.simplify import simplify
 from terrazzo.runtime import artifact as artifacts
-from terrazzo.runtime.artifact import Artifact, Constant, Strides
+from terrazzo.runtime.artifact import Artifact, Constant, Over, Strides
 from terrazzo.runtime.cache import default_cache, make_key, source_stamp
 from terrazzo.runtime.content import Unknowable, graph_text
 from terrazzo.runtime.executable import Executable
-from terrazzo.runtime.plan import MemoryPlan, plan_memory
+from terrazzo.runtime.plan import MemoryPlan, may_share, plan_memory
 from terrazzo.shapes import num_elements
 
 
@@ -83,6 +83,7 @@ class Lowering:
     options: Options = field(default_factory=Options.now)
     is_inlined: bool = False  # whether that was done to the source already
     steady: frozenset[int] = frozenset()  # inputs that may come packed: a loop does not change them
+    over: Over = ()  # the inputs that outputs are to be written over
 
     @cached_property
     def _canonical(self) -> tuple[Graph, list[Applied]]:
@@ -104,8 +105,15 @@ class Lowering:
     @cached_property
     def fused(self) -> Fused:
         """L2: the graph divided into programs."""
-        return fuse(self.graph, strides={v: s for v, s in zip(
+        fused = fuse(self.graph, strides={v: s for v, s in zip(
             self.graph.inputs, self.input_strides, strict=True) if s is not None})
+        return readers_first(fused, self._overwriting)
+
+    @cached_property
+    def _overwriting(self) -> dict[Value, Value]:
+        """The outputs that are to be written over inputs, with those."""
+        return {o: self.graph.inputs[i] for o, i in zip(self.graph.outputs, self.over)
+                if i is not None}
 
     @cached_property
     def input_strides(self) -> Strides:
@@ -117,7 +125,12 @@ class Lowering:
     @cached_property
     def scheduled(self) -> list[tuple[Program, Schedule | None]]:
         """L2 as it will run: programs in their final form, with schedules where one applies."""
-        return [schedule_group(g, self.chip) for g in self.fused.groups]
+        return [schedule_group(g, self.chip, self._revisits(g)) for g in self.fused.groups]
+
+    def _revisits(self, group: Group) -> tuple[bool, ...]:
+        """Of each output of a group, whether it is written where the caches hold an input."""
+        over = {self.fused.root(v) for v in self._overwriting}
+        return tuple(self.fused.root(v) in over for v in group.outputs)
 
     @cached_property
     def functions(self) -> list[Function]:
@@ -127,7 +140,7 @@ class Lowering:
         for i, group in enumerate(self.fused.groups):
             progress.doing("kernels", i, len(self.fused.groups))
             constants = self._constants_of(group)
-            key = group_key(group, constants)
+            key = group_key(group, constants), self._revisits(group)
             if key not in made:
                 program, schedule = self.scheduled[i]
                 made[key] = lower_group(group, program, schedule, self.chip, constants)
@@ -174,6 +187,13 @@ class Lowering:
             if place.kind != "output" or place.number != i:
                 calls.append(_copy_call(self._argument(value), i, len(self.graph.inputs), value))
         return calls
+
+    @cached_property
+    def written_over(self) -> Over:
+        """For each output the input that it may be written over: of those wanted, the proven."""
+        count = len(self.graph.inputs)
+        return tuple(i if i is not None and may_share(self.calls, i, count + o) else None
+                     for o, i in enumerate(self.over))
 
     @cached_property
     def _stored(self) -> dict[tuple[int, Packing | None], int]:
@@ -230,7 +250,7 @@ class Lowering:
                   for name, f in calls),
             tuple(sorted(self.chip.features)), self.chip.llvm_triple,
             jit.compile_object(text, self.chip),
-            self.constants(), self.input_strides)
+            self.constants(), self.input_strides, self.written_over)
 
     def constants(self) -> tuple[Constant, ...]:
         """The constants as kernels want them, in the order of their numbers."""
@@ -293,11 +313,18 @@ def _node_key(node: Node) -> Hashable:
     return node.op, attrs, node.types, tuple(v is None for v in node.inputs)
 
 
-def schedule_group(group: Group, chip: ChipSpec) -> tuple[Program, Schedule | None]:
-    """The program as it will run; no schedule for kernels that are built whole."""
-    if group.program.kind in ("pointwise", "rows", "contraction"):
-        return cpu_schedule.schedule(group.program, chip)
-    return group.program, None
+def schedule_group(group: Group, chip: ChipSpec, revisits: Sequence[bool] = ()
+                   ) -> tuple[Program, Schedule | None]:
+    """The program as it will run; no schedule for kernels that are built whole.
+
+    Outputs that lie where an input was just read are `revisits`: the caches hold them already.
+    """
+    if group.program.kind not in ("pointwise", "rows", "contraction"):
+        return group.program, None
+    program, schedule = cpu_schedule.schedule(group.program, chip)
+    held = {t.name for t, again in zip(program.outputs, revisits) if again}
+    return program, Schedule(tuple(s for s in schedule.steps if not (
+        isinstance(s, Streaming) and s.stage in held)))
 
 
 def lower_group(group: Group, program: Program, schedule: Schedule | None,
@@ -342,6 +369,7 @@ def graph_key(lowering: Lowering, notes: Mapping[str, Any] | None = None) -> str
         return ""
     return make_key(source_stamp(), str(lowering.options.settings.code_key),
                     "rewritten" if rewritten else "", text, str(lowering.strides),
+                    str(lowering.over) if lowering.over else "",
                     str(sorted((notes or {}).items())), chip=lowering.chip)
 
 
@@ -356,21 +384,22 @@ def model_key(options: Options, *parts: str) -> str:
                     chip=options.chip())
 
 
-def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides = (), *,
-                  key: str = "", notes: Mapping[str, Any] | None = None,
+def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides = (),
+                  over: Over = (), *, key: str = "", notes: Mapping[str, Any] | None = None,
                   options: Options | None = None) -> Any:
     """An executable for a graph, from the disk cache when it was compiled before.
 
     `strides` are those of inputs that are not row major, in elements, None for the others. Which
-    of them the executable takes is for it to say; the rest must be made row major. `key` names
+    of them the executable takes is for it to say; the rest must be made row major. In the same way
+    `over` asks for outputs to be written over inputs, by their numbers. `key` names
     the graph for `load_compiled`, by default by its contents; `notes` are kept with the code. A
     compilation that takes long shows a bar on the terminal.
     """
     with progress.shown(graph.name):
-        return _compiled(graph, chip, strides, key, notes, options)
+        return _compiled(graph, chip, strides, over, key, notes, options)
 
 
-def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, key: str,
+def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, over: Over, key: str,
               notes: Mapping[str, Any] | None, options: Options | None) -> Any:
     from terrazzo.control_flow import ControlLowering, is_native
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
@@ -389,7 +418,7 @@ def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, key: str,
     if controlled and not is_native(graph):
         return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options),
                                 declared)
-    lowering = Lowering(graph, chip, strides, options, is_inlined=True)
+    lowering = Lowering(graph, chip, strides, options, is_inlined=True, over=over)
     if not controlled:
         for level in _dumped(options):
             print(level_text(lowering, level))
@@ -479,7 +508,7 @@ _WHOLE = ("graph", "canonical")  # levels that hold control flow as it is
 
 
 def graph_level(graph: Graph, level: str, options: Options | None = None,
-                chip: ChipSpec | None = None) -> str:
+                chip: ChipSpec | None = None, over: Over = ()) -> str:
     """One level of a graph's compilation as text; below control flow, of each part by itself."""
     from terrazzo.control_flow import ControlLowering, is_native
     from terrazzo.runtime.hosted import compiled_parts, needs_host
@@ -488,7 +517,7 @@ def graph_level(graph: Graph, level: str, options: Options | None = None,
     chip = chip or options.chip()
     flat = inlined(graph, options=options)
     if level in _WHOLE or not needs_host(flat):
-        return level_text(Lowering(graph, chip, options=options), level)
+        return level_text(Lowering(graph, chip, options=options, over=over), level)
     if level in ("llvm", "asm") and is_native(flat):
         text = ControlLowering(flat, chip, options).llvm
         return text if level == "llvm" else jit.assembly(text, chip)

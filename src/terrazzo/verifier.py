@@ -33,6 +33,7 @@ from terrazzo.graph.ir import Graph, Operator, TensorType, Value, as_value
 from terrazzo.graph.trace import trace
 from terrazzo.nests import leaves
 from terrazzo.ops.complex import view_as_complex, whole
+from terrazzo.runtime.artifact import Over
 from terrazzo.samples import KINDS, Sample, default_shapes, samples
 from terrazzo.torch_eager import to_numpy
 from terrazzo.verify_gradient import NoGradient, as_float64, check_gradient
@@ -54,7 +55,8 @@ def verify(function: Any, *args: Any, levels: Sequence[str] | None = None,
 
     Arguments are examples: their shapes are taken over, float values are drawn anew for every
     kind of input (the given ones are tried as well), integers keep their values because they may
-    be indices. Without arguments shapes are found by trying. `attrs` go to the function.
+    be indices. Without arguments shapes are found by trying. `attrs` go to the function; with
+    `out=`, machine code is also run over the inputs that are given there.
     """
     target = _Target(function, attrs)
     must = LEVELS[:-1] if levels is None else levels  # a kink has no slope that could be checked
@@ -152,6 +154,7 @@ class _Target:
 
     def __init__(self, function: Any, attrs: dict[str, Any]):
         self.attrs = attrs
+        self.over: Over = ()  # the inputs that results are to be written over
         self.complex: list[bool] = []  # which inputs are
         if isinstance(function, Operator):
             self.compiled, self.name = compiled(function), function.name
@@ -168,6 +171,8 @@ class _Target:
 
     def examples(self, args: Sequence[Any]) -> list[Any]:
         if args:
+            self.over = self.compiled.graph_over(args, self.attrs)[1]
+            self.attrs = self.compiled.without_out(self.attrs)[0]
             given, self.rebuild = self.compiled.arguments(args, self.attrs)
             arrays = [_as_array(a) for a in given]
             self.complex = [a.dtype.kind == "c" for a in arrays]
@@ -227,7 +232,8 @@ class _Trial:
             key = tuple(sample.types)
             try:
                 if key not in self.subjects:
-                    self.subjects[key] = Subject(self.target.graph(sample.types))
+                    self.subjects[key] = Subject(self.target.graph(sample.types),
+                                                 self.target.over)
             except (TerrazzoError, TypeError, ValueError, ZeroDivisionError, IndexError) as error:
                 reason = f"{self.dtype}, {kind}: {str(error).splitlines()[0]}"
                 continue

@@ -35,10 +35,11 @@ from terrazzo.graph.rewrite import describe
 from terrazzo.index import Var
 from terrazzo.knobs import thread_count
 from terrazzo.runtime import fastcall, pool
-from terrazzo.runtime.artifact import Strides
-from terrazzo.runtime.executable import Executable, address_of
+from terrazzo.runtime.artifact import Over, Strides
+from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.hosted import HostedExecutable, needs_host
-from terrazzo.runtime.layout import strides_of
+from terrazzo.runtime.layout import address_of, strides_of
+from terrazzo.runtime.targets import addresses_of, way_into
 from terrazzo.verify_blame import apart, culprit
 from terrazzo.verify_kernels import GARBAGE, fenced, interpreted, statements
 
@@ -63,8 +64,8 @@ NOBODY = Notes()
 class Subject:
     """One graph with everything it compiles to, made when first needed."""
 
-    def __init__(self, graph: Graph):
-        self.source = graph
+    def __init__(self, graph: Graph, over: Over = ()):
+        self.source, self.over = graph, over
         self.inlined = inlined(graph)
         self.hosted = needs_host(self.inlined)
         self.in_place: dict[Strides, Executable] = {}
@@ -235,6 +236,8 @@ class Subject:
             strides = tuple(strides_of(a) for a in arrays)
             if any(s is not None for s in strides) and not (self.hosted or self.lowering.dims):
                 ways["run in place"] = self._compiled_for(strides).run(arrays)
+            if any(i is not None for i in self.over):
+                ways["run over its inputs"] = self._run_over(dense)
             if self.native is not None:
                 ways["run without the host"] = self.native.run(arrays)
         if not self.hosted:
@@ -256,6 +259,26 @@ class Subject:
             lowering = Lowering(inlined(self.source), host(), strides)
             self.in_place[strides] = Executable(lowering.artifact())
         return self.in_place[strides]
+
+    def _run_over(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What is written over inputs, which are copies; other results lie where they like."""
+        given = [a.copy() for a in arrays]
+        types = [(v.type, given[i]) if i is not None else (v.type, None)
+                 for v, i in zip(self.source.outputs, self.over, strict=True)]
+        dims = graph_evaluate.bind_dims(self.source, arrays)
+        targets = [a if a is not None and a.shape == graph_evaluate.concrete(t.shape, dims)
+                   and as_dtype(a.dtype) is t.dtype else None for t, a in types]
+        if self.hosted:
+            executable: Any = self.native or self.executable
+        else:
+            executable = self._overwriting
+        way = way_into(executable, given, targets)
+        return way(given, targets, addresses_of(given), addresses_of(targets))
+
+    @cached_property
+    def _overwriting(self) -> Executable:
+        """The executable that writes over its inputs where that is right."""
+        return Executable(Lowering(self.inlined, host(), over=self.over).artifact())
 
     def _spoil_arena(self, arrays: Sequence[np.ndarray]) -> None:
         """What lies between kernels must not depend on what was there before."""

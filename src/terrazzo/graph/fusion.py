@@ -121,6 +121,35 @@ def fuse(graph: Graph, *, row_fusion: bool = True,
     return _Fuser(graph, row_fusion, strides or {}).run()
 
 
+def readers_first(fused: Fused, over: Mapping[Value, Value]) -> Fused:
+    """The same kernels, those that write outputs over inputs after all others that read these.
+
+    `over` has the outputs that are to be written so. Where that order would be a circle, the
+    kernels stay as they are.
+    """
+    if not over:
+        return fused
+    maker = {value: i for i, group in enumerate(fused.groups) for value in group.outputs}
+    read = [{fused.root(v) for v in group.inputs} for group in fused.groups]
+    before = [{maker[v] for v in roots if v in maker} for roots in read]
+    for output, source in over.items():
+        writer = maker.get(fused.root(output))
+        if writer is not None:
+            before[writer] |= {i for i, roots in enumerate(read) if source in roots} - {writer}
+    order: list[int] = []
+    ready = [i for i, others in enumerate(before) if not others]
+    while ready:
+        order.append(heapq.heappop(ready))
+        for i, others in enumerate(before):
+            if order[-1] in others:
+                others.discard(order[-1])
+                if not others:
+                    heapq.heappush(ready, i)
+    if len(order) < len(before):
+        return fused
+    return replace(fused, groups=tuple(fused.groups[i] for i in order))
+
+
 def takes_strides(graph: Graph, value: Value) -> bool:
     """Whether all that reads an input computes addresses: whole kernels and copies do not."""
     return all(value is not v for v in graph.outputs) and all(

@@ -146,8 +146,10 @@ class Operator:
         for name, value in kwargs.items():
             if all(p.name != name for p in self.attr_params):
                 if not self.takes_keywords:
-                    raise ArgumentError(f"{self.name}{self.signature} has no argument {name!r}",
-                                        where=user_location())
+                    raise ArgumentError(
+                        f"{self.name}{self.signature} has no argument {name!r}",
+                        where=user_location(), hint="inside an operator values never change: "
+                        "return the result" if name == "out" else None)
                 if is_tensor(value):
                     tensors.append(value)
                     attrs[TENSOR_KEYWORDS] = (*attrs.get(TENSOR_KEYWORDS, ()), name)

@@ -33,9 +33,11 @@ from terrazzo.scalar import OPS, Scalar, call, cast
 from terrazzo.shapes import Shape, broadcast_shapes
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    signature = inspect.signature(function)
-    kept = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "out"]
+def _signature(function: Callable[..., Any], rule: bool = False) -> inspect.Signature:
+    """What users may pass; a rule is told the types of its results as `out` besides."""
+    kept = [p.replace(annotation=p.empty)
+            for p in inspect.signature(function).parameters.values()
+            if not (rule and p.name == "out")]
     return inspect.Signature(kept)
 
 
@@ -86,7 +88,7 @@ def primitive(*, family: str, infer: Callable[..., Any], reference: Callable[...
 
     def make(rule: Callable[..., Any]) -> Operator:
         return register(Operator(
-            name or rule.__name__.rstrip("_"), _signature(rule), infer=infer,
+            name or rule.__name__.rstrip("_"), _signature(rule, rule=True), infer=infer,
             expr=None if loops or host else rule, loops=rule if loops else None,
             reference=reference, grad=grad,
             kind="opaque" if loops else "host" if host else kind, family=family,

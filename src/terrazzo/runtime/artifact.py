@@ -31,13 +31,14 @@ from terrazzo.loop.packing import Packing
 from terrazzo.runtime import checksum
 from terrazzo.version import __version__
 
-MAGIC = b"TZX\x04"
+MAGIC = b"TZX\x05"
 ALIGN = 64  # bytes: a cache line, and the widest vector
 _START = struct.Struct("<4sQQQ32s32s")
 # A larger array that is not at a cache line is used where it is: a copy would cost more memory than
 # it saves time.
 _COPIED_BYTES = 1 << 20
 Strides = tuple[tuple[Index, ...] | None, ...]  # of each input; None is row major
+Over = tuple[int | None, ...]  # of each output: the input that it is written over, if any
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,7 @@ class Artifact:
     object_code: bytes
     constants: tuple[Constant, ...] = ()
     strides: Strides = ()  # of each input in elements; None is row major
+    over: Over = ()  # what each output may be written over without harm
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -129,6 +131,7 @@ def write(artifact: Artifact, file: BinaryIO) -> None:
         "triple": artifact.triple,
         "constants": [[as_dtype(c.dtype).name, list(c.shape)] for c in artifact.constants],
         "strides": [s and [index_data(n) for n in s] for s in artifact.strides],
+        "over": list(artifact.over),
         "notes": dict(artifact.notes),
     }).encode()
     code = artifact.object_code
@@ -271,7 +274,7 @@ def unpack(data: bytes | mmap.mmap, where: str = "", *, check_constants: bool = 
                   for row in header["kernels"]),
             tuple(header["features"]), header["triple"], code, tuple(constants),
             tuple(s and tuple(index_from(n) for n in s) for s in header["strides"]),
-            header["notes"])
+            tuple(header["over"]), header["notes"])
     except (KeyError, ValueError, struct.error, TypeError) as error:
         raise ArtifactError(f"the file's header makes no sense: {error}", where=where or None,
                             hint="compile it again") from error

@@ -27,7 +27,7 @@ from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime import pool
 from terrazzo.runtime.artifact import Artifact, Constant, aligned_bytes
-from terrazzo.runtime.layout import row_major, strides_of
+from terrazzo.runtime.layout import address_of, row_major, strides_of
 from terrazzo.runtime.profile import KernelTime, Profile, record
 from terrazzo.runtime.trampoline import python_function
 
@@ -78,6 +78,8 @@ class Executable:
             self.call_numpy = python_function(
                 self._library.address("tz_call_numpy"), slots, extra)
         self.strides = artifact.strides or (None,) * len(artifact.inputs)
+        # The input that each output may be written over: asked for when compiling, and proven.
+        self.over = artifact.over or (None,) * len(artifact.outputs)
         self.input_types = [(n, as_dtype(t), s) for n, t, s in artifact.inputs]
         self.output_types = [(as_dtype(t), s) for t, s in artifact.outputs]
         self._sources = [_axis_of(d, artifact) for d in self.dims]
@@ -87,9 +89,12 @@ class Executable:
         self._arenas: list[Arena] = []  # those no call is using; list operations are atomic
 
     # ------------------------------------------------------------ calling
-    def __call__(self, *arrays: Any) -> Any:
-        """Run on arrays of the compiled types; answers one array or a tuple."""
-        results = self.run(arrays)
+    def __call__(self, *arrays: Any, out: Any = None) -> Any:
+        """Run on arrays of the compiled types; answers one array or a tuple.
+
+        `out` may have arrays for the results, None where one is to be made.
+        """
+        results = self.run(arrays, into=self._targets(out))
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, arrays: Sequence[Any], *, threads: int = 0, into: Sequence[Any] = (),
@@ -97,24 +102,32 @@ class Executable:
         """Check, convert to contiguous memory where needed, allocate, run.
 
         `threads` is the knob's where it is 0; `into` may hold arrays to write outputs to, which
-        may lie where an input does;
-        `profiles` takes the times of all kernels.
+        may lie where an input does; `profiles` takes the times of all kernels.
         """
         if len(arrays) != len(self.input_types):
             raise ArgumentError(f"{self.name} takes {len(self.input_types)} inputs, got "
                                 f"{len(arrays)}")
         inputs = [self._checked(a, i) for i, a in enumerate(arrays)]
+        if any(target is not None for target in into):
+            from terrazzo.runtime.targets import addresses_of, way_into
+
+            way = way_into(self, inputs, into, threads, profiles)
+            return way(inputs, into, addresses_of(inputs), addresses_of(into))
         sizes = self.bind(inputs)
         torch_like = next((a for a in arrays if hasattr(a, "data_ptr")), None)
-        apart = [t if t is None or not any(overlap(t, a) for a in arrays) else None for t in into]
-        outputs = self.allocate(sizes, torch_like, apart)
+        outputs = self.allocate(sizes, torch_like)
         self.run_into([*map(address_of, inputs), *map(address_of, outputs)], sizes, threads,
                       profiles)
-        for i, target in enumerate(into):
-            if target is not None and target is not outputs[i]:
-                target[...] = outputs[i]
-                outputs[i] = target
         return outputs
+
+    def _targets(self, out: Any) -> Sequence[Any]:
+        if out is None:
+            return ()
+        targets = out if isinstance(out, (list, tuple)) else (out,)
+        if len(targets) != len(self.output_types):
+            raise ArgumentError(f"{self.name} has {len(self.output_types)} results, and out= "
+                                f"{len(targets)}", hint="pass None where one is to be made")
+        return targets
 
     def bind(self, inputs: Sequence[Any]) -> list[int]:
         """The values of the symbolic sizes; every input must agree with them."""
@@ -154,14 +167,9 @@ class Executable:
                                 f"{self.strides[i]}", hint="compile it with an input like this one")
         return array
 
-    def allocate(self, sizes: Sequence[int], torch_like: Any = None, into: Sequence[Any] = ()
-                 ) -> list[Any]:
-        """Fresh outputs, as torch tensors when the inputs are; given arrays where they fit."""
-        types = self.output_shapes(sizes)
-        given = [*into, *[None] * (len(types) - len(into))]
-        return [array if array is not None and array.dtype == dtype.np and array.shape == shape
-                and array.flags.c_contiguous else empty(shape, dtype, torch_like)
-                for (dtype, shape), array in zip(types, given, strict=True)]
+    def allocate(self, sizes: Sequence[int], torch_like: Any = None) -> list[Any]:
+        """Fresh outputs, as torch tensors when the inputs are."""
+        return [empty(shape, dtype, torch_like) for dtype, shape in self.output_shapes(sizes)]
 
     def output_shapes(self, sizes: Sequence[int]) -> list[tuple[DType, tuple[int, ...]]]:
         """The types and shapes of the outputs for some values of the symbolic sizes."""
@@ -253,17 +261,6 @@ class Executable:
 
 
 # ---------------------------------------------------------------- helpers
-def address_of(array: Any) -> int:
-    """The address of an array's or tensor's first element."""
-    return array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
-
-
-def overlap(a: Any, b: Any) -> bool:
-    """Whether two arrays or tensors may share memory."""
-    return not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)) or (
-        np.may_share_memory(a, b))
-
-
 def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:
     """Fresh memory as a numpy array or, next to a torch tensor, a torch tensor."""
     try:

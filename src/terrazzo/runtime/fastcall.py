@@ -136,7 +136,7 @@ def check_devices(arrays: Sequence[Any], name: str) -> None:
 
 
 @cache
-def _numpy_layout_known() -> bool:
+def numpy_layout_known() -> bool:
     """Whether array objects hold their address where we think they do."""
     from terrazzo.codegen.llvm.program import NUMPY_DATA
 
@@ -152,10 +152,10 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
     It runs on so many threads, or on those of the knob.
     """
     direct = getattr(executable, "call_numpy", None) is not None
-    if direct and _numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
+    if direct and numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable), threads)
     numbers = [i for i, a in enumerate(arrays) if type(a) is _ndarray and a.ndim == 0]
-    if direct and len(numbers) < len(arrays) and (not numbers or _numpy_layout_known()) and all(
+    if direct and len(numbers) < len(arrays) and (not numbers or numpy_layout_known()) and all(
             hasattr(a, "data_ptr") for i, a in enumerate(arrays) if i not in numbers):
         quick = _direct(executable, structure, arrays, _torch_ways(executable), threads)
         return _beside_tensors(quick, numbers) if numbers else quick

@@ -63,3 +63,21 @@ def strides_of(array: Any) -> tuple[int, ...] | None:
         steps = tuple(s // size for s in array.strides)
     steps = tuple(0 if n == 1 else s for n, s in zip(shape, steps, strict=True))
     return steps if min(steps) >= 0 and steps[-1] <= 1 else None
+
+
+def address_of(array: Any) -> int:
+    """The address of an array's or tensor's first element."""
+    return int(array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data)
+
+
+def extent_of(array: Any) -> tuple[int, int]:
+    """The bytes that an array lies in, counted from its address."""
+    if 0 in array.shape:
+        return 0, 0
+    if hasattr(array, "data_ptr"):
+        size = array.element_size()
+        steps = [s * size for s in array.stride()]
+    else:
+        size, steps = array.dtype.itemsize, list(array.strides)
+    reach = [s * (n - 1) for n, s in zip(array.shape, steps, strict=True)]
+    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + size

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from terrazzo.codegen.llvm.program import Call
 from terrazzo.graph.fusion import Fused, Group
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index, Sum, ceildiv
-from terrazzo.loop.ir import Function, If, Store, Tile, walk
-from terrazzo.loop.window_tile import replaced
-from terrazzo.scalar import loads
+from terrazzo.loop.in_place import may_overwrite
+from terrazzo.loop.ir import Buffer, Function
 from terrazzo.shapes import num_elements
 
 ALIGN = 64  # a cache line, and the widest vector
@@ -70,14 +71,17 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
     spans = _spans(fused)
     owner: dict[Value, Value] = {}  # of values that overwrite another one: the first in its place
     for step, (group, function) in enumerate(zip(fused.groups, functions, strict=False)):
-        for value, source in _overwritten(group, function):
-            source = fused.root(source)
-            if value not in places and source not in places and spans[source].last == step and (
-                    byte_size(value) == byte_size(source)) and sum(
-                    fused.root(v) is source for v in group.inputs) == 1:
-                first = owner.get(source, source)
+        dying = [(buffer, source) for buffer, source in _read_once(fused, group, function)
+                 if source not in places and spans[source].last == step]
+        for result, value in zip(function.params[len(group.inputs):], group.outputs, strict=True):
+            taken = next((source for buffer, source in dying if value not in places
+                          and byte_size(value) == byte_size(source)
+                          and may_overwrite(function, result, buffer)), None)
+            if taken is not None:
+                first = owner.get(taken, taken)
                 owner[value] = first
                 spans[first] = replace(spans[first], last=spans[value].last)
+                dying = [(buffer, source) for buffer, source in dying if source is not taken]
     regions: dict[Index, dict[Value, _Span]] = {}
     for group in fused.groups:
         for value in group.outputs:
@@ -147,31 +151,26 @@ def _offsets(spans: Mapping[Value, _Span]) -> tuple[dict[Value, int], int]:
     return offsets, max((offset + spans[v].size for v, offset in offsets.items()), default=0)
 
 
-def _overwritten(group: Group, function: Function) -> list[tuple[Value, Value]]:
-    """The output of a kernel with an input whose memory it may take, if there is one.
+def _read_once(fused: Fused, group: Group, function: Function) -> list[tuple[Buffer, Value]]:
+    """The inputs of a kernel that it knows by one parameter alone."""
+    roots = [fused.root(v) for v in group.inputs]
+    count = Counter(roots)
+    return [(buffer, v) for buffer, v in zip(function.params, roots, strict=False)
+            if count[v] == 1]
 
-    That is safe where every element is written by one statement, which reads the input at that
-    element only, and nothing else reads it.
+
+def may_share(calls: Sequence[Call], read: int, written: int) -> bool:
+    """Whether one slot may be another one's memory, for kernels that are called in this order.
+
+    The first kernel that writes there must be the last to read, each element before it writes it.
     """
-    statements = list(walk(function.body))
-    stores = [s for s in statements if isinstance(s, Store)]
-    tiles = [s for s in statements if isinstance(s, Tile)]
-    if tiles and all(t.places[0][0] is function.params[-1] for t in tiles) and len(
-            group.outputs) == 1:
-        read_by_stores = {load.source for s in stores for load in loads(s.value)}
-        free = set.intersection(*(set(replaced(t)) for t in tiles)) - read_by_stores
-        written = any(s.buffer is function.params[-1] for s in stores)
-        return [(group.outputs[0], v) for p, v in zip(function.params, group.inputs, strict=False)
-                if p in free and not written][:1]
-    if group.program.kind != "pointwise" or len(stores) != 1 or len(group.outputs) != 1 or any(
-            isinstance(s, (Tile, If)) for s in statements):
-        return []
-    (store,) = stores
-    inputs = dict(zip(function.params, group.inputs, strict=False))
-    read: dict[Value, bool] = {}  # whether only where it is written
-    for load in loads(store.value):
-        if load.source in inputs:
-            value = inputs[load.source]
-            read[value] = read.get(value, True) and load.indices[0] == store.index
-    return [(group.outputs[0], value) for value, in_place in read.items()
-            if in_place and value.dtype is group.outputs[0].dtype][:1]
+    using = [[(p, a.number) for p, a in zip(call.function.params, call.arguments, strict=False)
+              if a.kind == "slot"] for call in calls]
+    writing = next((i for i, slots in enumerate(using) if written in {n for _, n in slots}), None)
+    if writing is None:
+        return True
+    if any(n == read for slots in using[writing + 1:] for _, n in slots):
+        return False
+    (result,) = (p for p, n in using[writing] if n == written)
+    return all(may_overwrite(calls[writing].function, result, p)
+               for p, n in using[writing] if n == read)

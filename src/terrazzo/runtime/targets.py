@@ -1,0 +1,280 @@
+"""Arrays that a caller gives for the results of a call: `out=`.
+
+They are checked first. Native code writes straight into those that are row major and apart from all
+inputs, or exactly where an input lies that the executable may write over; the other results are
+made elsewhere and copied. So what a call computes never depends on where its results go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from terrazzo.dtypes import DType, as_dtype
+from terrazzo.errors import ArgumentError, DTypeError, ShapeError
+from terrazzo.knobs import knobs, thread_count
+from terrazzo.runtime import fastcall, pool
+from terrazzo.runtime.layout import (
+    address_of,
+    extent_of,
+    is_literal,
+    is_row_major,
+    row_major,
+)
+from terrazzo.runtime.profile import Profile
+
+Types = Sequence[tuple[DType, tuple[int, ...]]]
+# From inputs, targets (None: make one), and the addresses of both to the results.
+Way = Callable[[Sequence[Any], Sequence[Any], list[int], list[int]], list[Any]]
+
+
+def addresses_of(arrays: Sequence[Any]) -> list[int]:
+    """Where arrays and tensors begin; 0 for None."""
+    return [quick(a) if type(a) is np.ndarray else 0 if a is None else address_of(a)
+            for quick in (_address_of_array(),) for a in arrays]
+
+
+@cache
+def _address_of_array() -> Callable[[np.ndarray], int]:
+    from terrazzo.codegen.llvm.program import NUMPY_DATA
+
+    at = ctypes.c_int64.from_address
+    if not fastcall.numpy_layout_known():
+        return address_of
+    return lambda array: at(id(array) + NUMPY_DATA).value
+
+
+# ---------------------------------------------------------------- what may be a target
+def check_layouts(targets: Sequence[Any], types: Types, name: str) -> None:
+    """What is wrong with targets (None: no target) that their type, shape and strides tell."""
+    for i, (target, (dtype, shape)) in enumerate(zip(targets, types, strict=True)):
+        if target is None:
+            continue
+        what = f"result {i} of {name}" if len(types) > 1 else f"the result of {name}"
+        require_array(target, name)
+        if as_dtype(target.dtype) is not dtype:
+            raise DTypeError(f"{what} is {dtype.name}, and out= has {as_dtype(target.dtype).name}",
+                             hint="results are not converted on their way: pass an array of that "
+                             "type, or convert inside the operator")
+        if tuple(target.shape) != tuple(shape):
+            raise ShapeError(f"{what} has shape {tuple(shape)}, and out= has "
+                             f"{tuple(target.shape)}", hint="pass an array of that shape")
+        if _repeats(target):
+            raise ArgumentError(f"{what} cannot go into out=: elements of it share memory",
+                                hint="pass an array with memory for each element")
+        if hasattr(target, "data_ptr") and not is_literal(target):
+            raise ArgumentError(f"{what} cannot go into out=: that is a view which is negated or "
+                                "conjugated when read", hint="pass an ordinary tensor")
+
+
+def require_array(target: Any, name: str) -> None:
+    """Refuse what has no memory of its own that could be written to."""
+    if not isinstance(target, np.ndarray) and not hasattr(target, "data_ptr"):
+        raise ArgumentError(f"out= of {name} has a {type(target).__name__} in it",
+                            hint="pass arrays or tensors, None where one is to be made")
+    fastcall.check_devices([target], name)
+
+
+def _repeats(array: Any) -> bool:
+    """Whether two elements may be one place in memory; views by slices and permutes never are."""
+    strides = array.stride() if hasattr(array, "data_ptr") else array.strides
+    size = 1 if hasattr(array, "data_ptr") else array.dtype.itemsize
+    reach = size
+    for step, n in sorted((abs(s), n) for s, n in zip(strides, array.shape, strict=True)):
+        if n > 1:
+            if step < reach:
+                return 0 not in array.shape
+            reach += step * (n - 1)
+    return False
+
+
+def claim(targets: Sequence[Any], name: str) -> None:
+    """Make sure that all targets may be written to now; torch is told that they were."""
+    tensors = []
+    for target in targets:
+        if not isinstance(target, np.ndarray):
+            tensors.append(target)
+        elif not target.flags.writeable:
+            raise ArgumentError(f"{name} got an array for out= that is read only",
+                                hint="pass a copy, or set its flags.writeable")
+    if tensors:
+        _tell_torch(tensors, name)
+
+
+def _tell_torch(tensors: Sequence[Any], name: str) -> None:
+    import torch
+
+    if any(t.is_inference() for t in tensors) and not torch.is_inference_mode_enabled():
+        raise ArgumentError(f"{name} got a tensor for out= that was made in inference mode",
+                            hint="call it inside torch.inference_mode(), or pass a clone")
+    torch.autograd.graph.increment_version(tensors)
+
+
+def check_apart(targets: Sequence[Any], name: str) -> None:
+    """No two targets may share memory: whichever were written last would be in both."""
+    ends = [(at + low, at + high) for at, (low, high) in zip(
+        addresses_of(targets), map(extent_of, targets), strict=True)]
+    order = sorted(range(len(targets)), key=lambda i: ends[i])
+    for k, i in enumerate(order):
+        for j in order[k + 1:]:
+            if ends[j][0] >= ends[i][1]:
+                break
+            if ends[j][0] < ends[j][1] and _shared(targets[i], targets[j]):
+                raise ArgumentError(f"{name} got arrays for out= that share memory",
+                                    hint="pass an array of its own for each result")
+
+
+def _shared(a: Any, b: Any) -> bool:
+    from terrazzo.runtime.hosted import to_numpy
+
+    try:
+        most: Any = 1 << 16  # steps that the search may take; numpy's types know two values only
+        return bool(np.shares_memory(to_numpy(a), to_numpy(b), max_work=most))
+    except np.exceptions.TooHardError:
+        return True
+
+
+# ---------------------------------------------------------------- writing there
+@dataclass(frozen=True)
+class _Room:
+    """What is known of memory by its layout."""
+
+    low: int
+    high: int
+    plain: bool  # row major
+
+    @staticmethod
+    def of(array: Any) -> _Room:
+        return _Room(*extent_of(array), is_row_major(array))
+
+
+_NOWHERE = _Room(0, 0, True)
+
+
+def way_into(executable: Any, arrays: Sequence[Any], targets: Sequence[Any], threads: int = 0,
+             profiles: list[Profile] | None = None) -> Way:
+    """How results go into targets like these, for inputs like these."""
+    name = executable.name
+    if not hasattr(executable, "run_into"):  # the host runs a part of it
+        return partial(_copied, executable, threads)
+    sizes = executable.bind(arrays)
+    types = executable.output_shapes(sizes)
+    check_layouts(targets, types, name)
+    inputs = [_Room.of(a) for a in arrays]
+    # What is not read where it lies is copied first, and may be overwritten then.
+    crooked = [executable.strides[i] is None and not a.plain for i, a in enumerate(inputs)]
+    winding = any(crooked)
+    rooms = [_NOWHERE if t is None else _Room.of(t) for t in targets]
+    over = [*executable.over, *[None] * (len(types) - len(executable.over))]
+    as_tensors = any(hasattr(a, "data_ptr") for a in (*arrays, *targets))
+    makers = [_maker(dtype, shape, as_tensors if a is None else hasattr(a, "data_ptr"))
+              for (dtype, shape), a in zip(types, targets, strict=True)]
+    given = [i for i, t in enumerate(targets) if t is not None]
+    if not given:
+        return lambda args, *_: executable.run(args)
+    arena_size, native = executable.arena_size(sizes), executable.call_pointers
+    state = [knobs.threads, 0]
+
+    def is_direct(room: _Room, at: int, over: int | None, places: Sequence[int]) -> bool:
+        low, high = at + room.low, at + room.high
+        for j, (place, read) in enumerate(zip(places, inputs, strict=True)):
+            if place + read.low < high and low < place + read.high and not crooked[j] and not (
+                    over == j and place == at and read.plain):
+                return False
+        return room.plain
+
+    def decide(targets: Sequence[Any], places: Sequence[int], pointers: Sequence[int]
+               ) -> tuple[bool, ...]:
+        spans = sorted((pointers[i] + rooms[i].low, pointers[i] + rooms[i].high) for i in given)
+        if any(a[1] > b[0] for a, b in pairwise(spans)):
+            check_apart([targets[i] for i in given], name)
+        return tuple(t is not None and is_direct(rooms[i], pointers[i], over[i], places)
+                     for i, t in enumerate(targets))
+
+    decided: dict[tuple[int, ...], tuple[bool, ...]] = {}  # by addresses: steps come again
+
+    def run(args: Sequence[Any], targets: Sequence[Any], places: list[int], pointers: list[int]
+            ) -> list[Any]:
+        if 0 in places:  # empty, or zero without being in memory
+            return _copied(executable, threads, args, targets, places, pointers)
+        key = (*places, *pointers)
+        direct = decided.get(key)
+        if direct is None:
+            if len(decided) >= fastcall.MOST_ENTRIES:
+                decided.clear()
+            direct = decided[key] = decide(targets, places, pointers)
+        claim([targets[i] for i in given], name)
+        results = list(targets)
+        if not all(direct):
+            results = [t if d else makers[i]() for i, (t, d) in enumerate(
+                zip(targets, direct, strict=True))]
+            pointers = addresses_of(results)
+        if winding:
+            args = [row_major(a) if c else a for a, c in zip(args, crooked, strict=True)]
+            places = addresses_of(args)
+        if native is None or knobs.profile or profiles is not None:
+            executable.run_into([*places, *pointers], sizes, threads, profiles)
+            return _settled(results, targets)
+        if state[0] != knobs.threads or not state[1]:
+            pool.sync()
+            state[:] = knobs.threads, threads or thread_count()
+        arena = executable.take_arena(arena_size)
+        native(*places, *pointers, *sizes, arena.address, state[1])
+        executable.give_arena(arena)
+        if executable.allocates:
+            executable.check_memory()
+        return results if all(direct) else _settled(results, targets)
+
+    return run
+
+
+def _copied(executable: Any, threads: int, args: Sequence[Any], targets: Sequence[Any],
+            places: list[int], pointers: list[int]) -> list[Any]:
+    """Results that were made elsewhere, copied into the targets."""
+    options = {"threads": threads} if threads else {}
+    results = executable.run(args, **options)
+    check_layouts(targets, [(as_dtype(r.dtype), tuple(r.shape)) for r in results],
+                  executable.name)
+    given = [t for t in targets if t is not None]
+    check_apart(given, executable.name)
+    claim(given, executable.name)
+    return _settled(results, targets)
+
+
+def _settled(results: list[Any], targets: Sequence[Any]) -> list[Any]:
+    """The targets, with what was made elsewhere copied into them."""
+    for i, (result, target) in enumerate(zip(results, targets, strict=True)):
+        if target is not None and target is not result:
+            copy(result, target)
+            results[i] = target
+    return results
+
+
+def copy(source: Any, target: Any) -> None:
+    """Copy values of the same type, between numpy and torch as well."""
+    from terrazzo.runtime.hosted import to_numpy, to_torch
+
+    if hasattr(target, "data_ptr"):
+        target.copy_(source if hasattr(source, "data_ptr") else to_torch(source))
+    else:
+        target[...] = to_numpy(source)
+
+
+def _maker(dtype: DType, shape: tuple[int, ...], as_tensor: bool) -> Callable[[], Any]:
+    from terrazzo.runtime.executable import empty
+
+    if as_tensor:
+        import torch
+
+        return partial(empty, shape, dtype, torch.empty(0))
+    return partial(empty, shape, dtype)
+
+
+__all__ = ["addresses_of", "check_apart", "check_layouts", "claim", "copy", "require_array",
+           "way_into"]
