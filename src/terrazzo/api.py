@@ -109,8 +109,8 @@ class Compiled:
             entry = table.entries.get(fastcall.key_of(args))
             if entry is not None:
                 return entry(args)
-        elif "out" in kwargs:
-            kwargs, out = self.without_out(kwargs)
+        elif "out" in kwargs and not self.has_own_out:
+            out = kwargs.pop("out")
             if out is not None:
                 return self.call_into(out, args, kwargs, table)
         leaves: list[Any] = []
@@ -122,12 +122,10 @@ class Compiled:
                   ) -> Any:
         """A call whose results go into given arrays: to its entry they are the first arguments."""
         targets = out if type(out) is tuple else (out,)
-        plain = None if kwargs else fastcall.key_of((*targets, *args))
-        if plain is not None:
-            plain = ("out", type(out) is tuple, len(targets), plain)
-            entry = table.entries.get(plain)
-            if entry is not None:
-                return entry((*targets, *args))
+        plain = None if kwargs else _key_of_out(out, targets, args)
+        entry = None if plain is None else table.entries.get(plain)
+        if entry is not None:
+            return entry((*targets, *args))
         form, found = into.Form.of(out, self.name)
         leaves = list(found)
         key = self.key(args, kwargs, leaves)
@@ -586,6 +584,18 @@ def _with_numbers(entry: Callable[..., Any], arrays: Sequence[Any], given: Seque
         return entry(leaves)
 
     return run
+
+
+def _key_of_out(out: Any, targets: Sequence[Any], args: Sequence[Any]) -> Hashable:
+    """What an entry with arrays for results depends on; None where they are a deeper nest."""
+    key = fastcall.key_of(args)
+    if key is None:
+        return None
+    own = [id(a) for a in args]
+    # Of what is an argument as well, that tells all.
+    places = tuple([own.index(id(t)) if id(t) in own else -1 for t in targets])
+    others = fastcall.key_of([t for t, i in zip(targets, places, strict=True) if i < 0])
+    return None if others is None else ("out", out is targets, places, key, others)
 
 
 class _NoKey(Exception):

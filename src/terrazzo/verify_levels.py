@@ -39,7 +39,7 @@ from terrazzo.runtime.artifact import Over, Strides
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.hosted import HostedExecutable, needs_host
 from terrazzo.runtime.layout import address_of, strides_of
-from terrazzo.runtime.targets import addresses_of, way_into
+from terrazzo.runtime.targets import Way, addresses_of
 from terrazzo.verify_blame import apart, culprit
 from terrazzo.verify_kernels import GARBAGE, fenced, interpreted, statements
 
@@ -272,7 +272,7 @@ class Subject:
             executable: Any = self.native or self.executable
         else:
             executable = self._overwriting
-        way = way_into(executable, given, targets)
+        way = Way(executable, given, targets)
         return way(given, targets, addresses_of(given), addresses_of(targets))
 
     @cached_property

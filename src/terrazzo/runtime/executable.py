@@ -109,9 +109,9 @@ class Executable:
                                 f"{len(arrays)}")
         inputs = [self._checked(a, i) for i, a in enumerate(arrays)]
         if any(target is not None for target in into):
-            from terrazzo.runtime.targets import addresses_of, way_into
+            from terrazzo.runtime.targets import Way, addresses_of
 
-            way = way_into(self, inputs, into, threads, profiles)
+            way = Way(self, inputs, into, threads, profiles)
             return way(inputs, into, addresses_of(inputs), addresses_of(into))
         sizes = self.bind(inputs)
         torch_like = next((a for a in arrays if hasattr(a, "data_ptr")), None)

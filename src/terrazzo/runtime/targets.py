@@ -30,8 +30,6 @@ from terrazzo.runtime.layout import (
 from terrazzo.runtime.profile import Profile
 
 Types = Sequence[tuple[DType, tuple[int, ...]]]
-# From inputs, targets (None: make one), and the addresses of both to the results.
-Way = Callable[[Sequence[Any], Sequence[Any], list[int], list[int]], list[Any]]
 
 
 def addresses_of(arrays: Sequence[Any]) -> list[int]:
@@ -157,94 +155,98 @@ class _Room:
 _NOWHERE = _Room(0, 0, True)
 
 
-def way_into(executable: Any, arrays: Sequence[Any], targets: Sequence[Any], threads: int = 0,
-             profiles: list[Profile] | None = None) -> Way:
-    """How results go into targets like these, for inputs like these."""
-    name = executable.name
-    if not hasattr(executable, "run_into"):  # the host runs a part of it
-        return partial(_copied, executable, threads)
-    sizes = executable.bind(arrays)
-    types = executable.output_shapes(sizes)
-    check_layouts(targets, types, name)
-    inputs = [_Room.of(a) for a in arrays]
-    # What is not read where it lies is copied first, and may be overwritten then.
-    crooked = [executable.strides[i] is None and not a.plain for i, a in enumerate(inputs)]
-    winding = any(crooked)
-    rooms = [_NOWHERE if t is None else _Room.of(t) for t in targets]
-    over = [*executable.over, *[None] * (len(types) - len(executable.over))]
-    as_tensors = any(hasattr(a, "data_ptr") for a in (*arrays, *targets))
-    makers = [_maker(dtype, shape, as_tensors if a is None else hasattr(a, "data_ptr"))
-              for (dtype, shape), a in zip(types, targets, strict=True)]
-    given = [i for i, t in enumerate(targets) if t is not None]
-    if not given:
-        return lambda args, *_: executable.run(args)
-    arena_size, native = executable.arena_size(sizes), executable.call_pointers
-    state = [knobs.threads, 0]
+@dataclass(frozen=True)
+class Repeated:
+    """All that a call does whose arrays lie where those of an earlier one did."""
 
-    def is_direct(room: _Room, at: int, over: int | None, places: Sequence[int]) -> bool:
-        low, high = at + room.low, at + room.high
-        for j, (place, read) in enumerate(zip(places, inputs, strict=True)):
-            if place + read.low < high and low < place + read.high and not crooked[j] and not (
-                    over == j and place == at and read.plain):
+    native: Callable[..., Any]
+    arguments: tuple[int, ...]
+    threads: Any  # the setting that it was made under
+
+
+class Way:
+    """How results of an executable go into targets like these (None: make one).
+
+    A call is given inputs and targets of the same types, shapes and strides, with their addresses.
+    """
+
+    def __init__(self, executable: Any, arrays: Sequence[Any], targets: Sequence[Any],
+                 threads: int = 0, profiles: list[Profile] | None = None):
+        self.executable, self.name = executable, executable.name
+        self.threads, self.profiles = threads, profiles
+        self.given = [i for i, t in enumerate(targets) if t is not None]
+        self.on_host = not hasattr(executable, "run_into")  # in part
+        if self.on_host:
+            return
+        self.sizes = executable.bind(arrays)
+        types = executable.output_shapes(self.sizes)
+        check_layouts(targets, types, self.name)
+        self.inputs = [_Room.of(a) for a in arrays]
+        self.rooms = [_NOWHERE if t is None else _Room.of(t) for t in targets]
+        # What is not read where it lies is copied first, and may be overwritten then.
+        self.crooked = [executable.strides[i] is None and not a.plain
+                        for i, a in enumerate(self.inputs)]
+        as_tensors = any(hasattr(a, "data_ptr") for a in (*arrays, *targets))
+        self.makers = [_maker(dtype, shape, as_tensors if a is None else hasattr(a, "data_ptr"))
+                       for (dtype, shape), a in zip(types, targets, strict=True)]
+
+    def __call__(self, args: Sequence[Any], targets: Sequence[Any], places: Sequence[int],
+                 pointers: Sequence[int]) -> list[Any]:
+        given = [targets[i] for i in self.given]
+        if self.on_host or 0 in places:  # an input is empty, or zero without being in memory
+            return self._copied(args, targets)
+        self._require_apart(given, pointers)
+        claim(given, self.name)
+        results = [t if self._is_direct(i, places, pointers) else self.makers[i]()
+                   for i, t in enumerate(targets)]
+        args = [row_major(a) if c else a for a, c in zip(args, self.crooked, strict=True)]
+        self.executable.run_into(addresses_of([*args, *results]), self.sizes, self.threads,
+                                 self.profiles)
+        return _settled(results, targets)
+
+    def repeated(self, places: Sequence[int], pointers: Sequence[int]) -> Repeated | None:
+        """What calls with these addresses come down to; None where that is more than one call.
+
+        Such a call has been made: nothing was wrong with it but what may change meanwhile.
+        """
+        if self.on_host or self.profiles is not None or 0 in (*places, *pointers) or any(
+                self.crooked) or not all(self._is_direct(i, places, pointers)
+                                         for i in range(len(self.rooms))):
+            return None
+        if self.executable.call_pointers is None or self.executable.allocates or (
+                self.executable.arena_size(self.sizes)):
+            return None
+        pool.sync()
+        return Repeated(self.executable.call_pointers, (
+            *places, *pointers, *self.sizes, 0, self.threads or thread_count()), knobs.threads)
+
+    def _is_direct(self, i: int, places: Sequence[int], pointers: Sequence[int]) -> bool:
+        """Whether native code may write a result where its target is."""
+        if i not in self.given or not self.rooms[i].plain:
+            return False
+        low, high = pointers[i] + self.rooms[i].low, pointers[i] + self.rooms[i].high
+        for j, (place, read) in enumerate(zip(places, self.inputs, strict=True)):
+            proven = self.executable.over[i] == j and place == pointers[i] and read.plain
+            if place + read.low < high and low < place + read.high and not (
+                    self.crooked[j] or proven):
                 return False
-        return room.plain
+        return True
 
-    def decide(targets: Sequence[Any], places: Sequence[int], pointers: Sequence[int]
-               ) -> tuple[bool, ...]:
-        spans = sorted((pointers[i] + rooms[i].low, pointers[i] + rooms[i].high) for i in given)
+    def _require_apart(self, targets: Sequence[Any], pointers: Sequence[int]) -> None:
+        spans = sorted((pointers[i] + self.rooms[i].low, pointers[i] + self.rooms[i].high)
+                       for i in self.given)
         if any(a[1] > b[0] for a, b in pairwise(spans)):
-            check_apart([targets[i] for i in given], name)
-        return tuple(t is not None and is_direct(rooms[i], pointers[i], over[i], places)
-                     for i, t in enumerate(targets))
+            check_apart(targets, self.name)
 
-    decided: dict[tuple[int, ...], tuple[bool, ...]] = {}  # by addresses: steps come again
-
-    def run(args: Sequence[Any], targets: Sequence[Any], places: list[int], pointers: list[int]
-            ) -> list[Any]:
-        if 0 in places:  # empty, or zero without being in memory
-            return _copied(executable, threads, args, targets, places, pointers)
-        key = (*places, *pointers)
-        direct = decided.get(key)
-        if direct is None:
-            if len(decided) >= fastcall.MOST_ENTRIES:
-                decided.clear()
-            direct = decided[key] = decide(targets, places, pointers)
-        claim([targets[i] for i in given], name)
-        results = list(targets)
-        if not all(direct):
-            results = [t if d else makers[i]() for i, (t, d) in enumerate(
-                zip(targets, direct, strict=True))]
-            pointers = addresses_of(results)
-        if winding:
-            args = [row_major(a) if c else a for a, c in zip(args, crooked, strict=True)]
-            places = addresses_of(args)
-        if native is None or knobs.profile or profiles is not None:
-            executable.run_into([*places, *pointers], sizes, threads, profiles)
-            return _settled(results, targets)
-        if state[0] != knobs.threads or not state[1]:
-            pool.sync()
-            state[:] = knobs.threads, threads or thread_count()
-        arena = executable.take_arena(arena_size)
-        native(*places, *pointers, *sizes, arena.address, state[1])
-        executable.give_arena(arena)
-        if executable.allocates:
-            executable.check_memory()
-        return results if all(direct) else _settled(results, targets)
-
-    return run
-
-
-def _copied(executable: Any, threads: int, args: Sequence[Any], targets: Sequence[Any],
-            places: list[int], pointers: list[int]) -> list[Any]:
-    """Results that were made elsewhere, copied into the targets."""
-    options = {"threads": threads} if threads else {}
-    results = executable.run(args, **options)
-    check_layouts(targets, [(as_dtype(r.dtype), tuple(r.shape)) for r in results],
-                  executable.name)
-    given = [t for t in targets if t is not None]
-    check_apart(given, executable.name)
-    claim(given, executable.name)
-    return _settled(results, targets)
+    def _copied(self, args: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+        """Results that were made elsewhere, copied into the targets."""
+        options = {"threads": self.threads} if self.threads else {}
+        results = self.executable.run(args, **options)
+        check_layouts(targets, [(as_dtype(r.dtype), tuple(r.shape)) for r in results], self.name)
+        given = [targets[i] for i in self.given]
+        check_apart(given, self.name)
+        claim(given, self.name)
+        return _settled(results, targets)
 
 
 def _settled(results: list[Any], targets: Sequence[Any]) -> list[Any]:
@@ -276,5 +278,5 @@ def _maker(dtype: DType, shape: tuple[int, ...], as_tensor: bool) -> Callable[[]
     return partial(empty, shape, dtype)
 
 
-__all__ = ["addresses_of", "check_apart", "check_layouts", "claim", "copy", "require_array",
-           "way_into"]
+__all__ = ["Repeated", "Way", "addresses_of", "check_apart", "check_layouts", "claim", "copy",
+           "require_array"]
