@@ -136,11 +136,40 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Reduce(Scalar):
-    """All values of `value` over `axes` combined with a reduction of the table REDUCTIONS."""
+    """All values of `value` over `axes` combined with a reduction of the table REDUCTIONS.
+
+    By a `reducer` several values are combined at once: `value` is a Tuple, and so is the result;
+    `op` is its name then.
+    """
 
     op: str
     axes: tuple[Axis, ...]
     value: Scalar
+    reducer: Reducer | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reducer:
+    """A reduction of a user's own: how two tuples become one, in any order, and what begins it."""
+
+    name: str
+    combine: Callable[[Sequence[Scalar], Sequence[Scalar]], Sequence[Scalar]]
+    identity: tuple[Const, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tuple(Scalar):
+    """Several values at once; its type is that of the first."""
+
+    items: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Item(Scalar):
+    """One of the values of a tuple, or of a reduction that has several."""
+
+    value: Scalar
+    number: int
 
 
 # ---------------------------------------------------------------- the table of operations
@@ -467,6 +496,18 @@ def reduce(op: str, value: Scalar, axes: Sequence[Axis]) -> Scalar:
     return cast(Reduce(wide, op, tuple(axes), cast(value, wide)), value.dtype)
 
 
+def identity_of(reduction: Reduce) -> Scalar:
+    """What a reduction of nothing gives: one value, or a Tuple."""
+    if reduction.reducer is not None:
+        return Tuple(reduction.dtype, reduction.reducer.identity)
+    return const(REDUCTIONS[reduction.op].identity(reduction.dtype), reduction.dtype)
+
+
+def parts(value: Scalar) -> tuple[Scalar, ...]:
+    """The values of a Tuple, or the one value."""
+    return value.items if isinstance(value, Tuple) else (value,)
+
+
 def where(condition: Scalar, yes: Any, no: Any) -> Scalar:
     """`yes` where the condition holds, else `no`."""
     return call("where", condition, yes, no)
@@ -479,7 +520,9 @@ def children(node: Scalar) -> tuple[Scalar, ...]:
         return node.args
     if isinstance(node, Load):
         return tuple([i for i in node.indices if isinstance(i, Scalar)])
-    return (node.value,) if isinstance(node, Reduce) else ()
+    if isinstance(node, Tuple):
+        return node.items
+    return (node.value,) if isinstance(node, (Reduce, Item)) else ()
 
 
 def walk(root: Scalar) -> Iterator[Scalar]:
@@ -524,7 +567,13 @@ def rewrite(root: Scalar, visit: Callable[[Scalar], Scalar | None]) -> Scalar:
                         [done[id(i)] if isinstance(i, Scalar) else i for i in node.indices]))
                     break
         elif isinstance(node, Reduce) and done[id(node.value)] is not node.value:
-            fresh = Reduce(node.dtype, node.op, node.axes, done[id(node.value)])
+            fresh = Reduce(node.dtype, node.op, node.axes, done[id(node.value)], node.reducer)
+        elif isinstance(node, Tuple) and any(done[id(i)] is not i for i in node.items):
+            fresh = Tuple(node.dtype, tuple([done[id(i)] for i in node.items]))
+        elif isinstance(node, Item) and done[id(node.value)] is not node.value:
+            whole = done[id(node.value)]
+            fresh = whole.items[node.number] if isinstance(whole, Tuple) else Item(
+                node.dtype, whole, node.number)
         answer = visit(fresh)
         done[id(node)] = fresh if answer is None else answer
     return done[id(root)]
@@ -546,7 +595,7 @@ def substitute_indices(root: Scalar, values: Mapping[Var, Index]) -> Scalar:
         if isinstance(node, Reduce):
             axes = tuple(Axis(a.var, substitute(a.lo, table), substitute(a.hi, table))
                          for a in node.axes)
-            return Reduce(node.dtype, node.op, axes, node.value)
+            return Reduce(node.dtype, node.op, axes, node.value, node.reducer)
         return None
 
     return rewrite(root, visit)
@@ -664,7 +713,12 @@ class _Printer:
             return f"{node.source.name}[{inner}]", 10
         if isinstance(node, Reduce):
             axes = ", ".join(str(a) for a in node.axes)
-            return f"{_REDUCE_NAMES[node.op]}({axes}: {done[id(node.value)][0]})", 10
+            name = node.op if node.reducer is not None else _REDUCE_NAMES[node.op]
+            return f"{name}({axes}: {done[id(node.value)][0]})", 10
+        if isinstance(node, Tuple):
+            return f"({', '.join(done[id(i)][0] for i in node.items)})", 10
+        if isinstance(node, Item):
+            return f"{done[id(node.value)][0]}.{node.number}", 10
         assert isinstance(node, Call)
         symbol = OPS[node.op].infix
         args = [done[id(a)] for a in node.args]

@@ -11,7 +11,7 @@ from terrazzo.dtypes import DType
 from terrazzo.expr.convolution import Convolution, Space, loads_outside
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import storage_size
-from terrazzo.expr.plan import fresh_name
+from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import (
     Index,
     Var,

@@ -29,7 +29,7 @@ from terrazzo.dtypes import DType, float32, float64
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import storage_size
 from terrazzo.expr.matmul import Factor, MatrixProduct, match_product
-from terrazzo.expr.plan import fresh_name
+from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import (
     Index,
     Var,

@@ -17,7 +17,7 @@ from terrazzo.dtypes import int32
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import storage_size
 from terrazzo.expr.matmul import Factor
-from terrazzo.expr.plan import fresh_name
+from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import Index, Var, coefficient, substitute
 from terrazzo.loop.ir import Buffer, For, Function, Stmt, Store, block
 from terrazzo.loop.packing import Packing

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.ir import Program, Tensor, load
 from terrazzo.index import Var, evaluate
 from terrazzo.loop.interpret import apply, convert
 from terrazzo.scalar import (
@@ -16,10 +16,15 @@ from terrazzo.scalar import (
     Call,
     Const,
     FromIndex,
+    Item,
     Load,
     Reduce,
+    Reducer,
     Scalar,
+    Tuple,
     children,
+    identity_of,
+    parts,
 )
 from terrazzo.unwind import Walk, unwind
 
@@ -55,6 +60,13 @@ def _evaluate(node: Scalar, env: dict[Var, Any], memory: Mapping[Tensor, np.ndar
         return done[id(node)]
     if isinstance(node, Reduce):
         result = yield _reduce(node, env, memory, rank)
+    elif isinstance(node, Tuple):
+        items = []
+        for item in node.items:
+            items.append((yield _evaluate(item, env, memory, rank, done)))
+        result = tuple(items)
+    elif isinstance(node, Item):
+        result = (yield _evaluate(node.value, env, memory, rank, done))[node.number]
     elif isinstance(node, Const):
         result = np.asarray(node.value).astype(node.dtype.np)
     elif isinstance(node, FromIndex):
@@ -97,19 +109,46 @@ def _reduce(node: Reduce, env: dict[Var, Any], memory: Mapping[Tensor, np.ndarra
         if np.ndim(ragged_lo) or np.ndim(ragged_hi):
             inside = (grid >= ragged_lo) & (grid < ragged_hi)
             mask = inside if mask is None else mask & inside
-    value = convert((yield _evaluate(node.value, inner, memory, rank + count, {})), node.dtype)
-    row = REDUCTIONS[node.op]
-    identity = np.asarray(row.identity(node.dtype)).astype(node.dtype.np)
+    found = yield _evaluate(node.value, inner, memory, rank + count, {})
+    values = [_spread(part, own, rank, sizes, mask) for part, own in zip(
+        found if isinstance(found, tuple) else (found,), parts(identity_of(node)), strict=True)]
+    if node.reducer is not None:
+        return _fold(node.reducer, [v.reshape(-1, *v.shape[count:]) for v in values])
+    (value,) = values
+    if 0 in sizes:
+        return value[(0,) * count]
+    for _ in range(count):
+        value = REDUCTIONS[node.op].numpy(value, axis=0)
+    return convert(value, node.dtype)
+
+
+def _spread(value: Any, identity: Scalar, rank: int, sizes: Sequence[int],
+            mask: Any) -> np.ndarray:
+    """Values for all steps of a reduction; where there is none, one step of the identity."""
+    assert isinstance(identity, Const)
+    value = convert(value, identity.dtype)
+    nothing = np.asarray(identity.value).astype(identity.dtype.np)
     tail = np.shape(value)[-rank:] if rank and np.ndim(value) else (1,) * rank
     tail = (1,) * (rank - len(tail)) + tuple(tail)
     value = np.broadcast_to(value, np.broadcast_shapes(np.shape(value), (*sizes, *tail)))
-    if mask is not None:
-        value = np.where(mask, value, identity)
     if 0 in sizes:
-        return np.full(value.shape[count:], identity)
-    for _ in range(count):
-        value = row.numpy(value, axis=0)
-    return convert(value, node.dtype)
+        return np.full((1,) * len(sizes) + value.shape[len(sizes):], nothing)
+    return value if mask is None else np.where(mask, value, nothing)
+
+
+def _fold(reducer: Reducer, values: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Tuples combined one after the other, along the first dimension of each array."""
+    left, right = ([Tensor(f"{side}{j}", (), c.dtype) for j, c in enumerate(reducer.identity)]
+                   for side in "xy")
+    formulas = reducer.combine([load(t, ()) for t in left], [load(t, ()) for t in right])
+    rank = max(v.ndim for v in values) - 1
+    state = [np.asarray(c.value).astype(c.dtype.np) for c in reducer.identity]
+    for step in zip(*np.broadcast_arrays(*values), strict=True):
+        memory = dict(zip((*left, *right), (*state, *step), strict=True))
+        done: dict[int, Any] = {}
+        state = [convert(unwind(_evaluate(f, {}, memory, rank, done)), c.dtype)
+                 for f, c in zip(formulas, reducer.identity, strict=True)]
+    return tuple(state)
 
 
 def _range(axis: Axis, env: Mapping[Var, Any]) -> tuple[int, int]:

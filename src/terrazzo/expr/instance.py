@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from terrazzo.dtypes import int64
-from terrazzo.expr.plan import Stage, rename_axes
+from terrazzo.expr.reductions import rename_axes
 from terrazzo.expr.schedule import Fuse, Split
+from terrazzo.expr.stage import Stage
 from terrazzo.index import (
     Index,
     IndexExpr,

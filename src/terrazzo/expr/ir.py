@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from terrazzo.dtypes import DType, as_dtype, float32
@@ -21,9 +21,11 @@ from terrazzo.scalar import (
     Call,
     Const,
     FromIndex,
+    Item,
     Load,
     Reduce,
     Scalar,
+    Tuple,
     as_scalar,
     format_shared,
     loads,
@@ -48,6 +50,7 @@ class Tensor:
     strides: tuple[Index, ...] | None = None  # in elements; None is row major
     origin: str = ""  # the operator it comes from
     offset: Index = 0  # of the first element from the start of its memory
+    joint: str = ""  # the name of the stage, if it computes other tensors in the same loops
 
     def __getitem__(self, indices: Any) -> Load:
         return load(self, indices if isinstance(indices, tuple) else (indices,))
@@ -160,9 +163,13 @@ def share_terms(root: Scalar) -> Scalar:
         elif isinstance(node, Load):
             key = (node.source, *(id(i) if isinstance(i, Scalar) else (i,) for i in node.indices))
         elif isinstance(node, Reduce):
-            key = (node.op, node.axes, id(node.value))
+            key = (node.op, id(node.reducer), node.axes, id(node.value))
         elif isinstance(node, FromIndex):
             key = (node.index,)
+        elif isinstance(node, Tuple):
+            key = tuple(map(id, node.items))
+        elif isinstance(node, Item):
+            key = (id(node.value), node.number)
         else:
             assert isinstance(node, Const)
             key = (repr(node.value),)
@@ -232,7 +239,7 @@ def _rename_reductions(root: Scalar, table: Mapping[Var, Index], scalars: Collec
     def visit(node: Scalar) -> Scalar | None:
         if isinstance(node, Reduce):
             axes = tuple(Axis(fresh.get(a.var, a.var), a.lo, a.hi) for a in node.axes)
-            return Reduce(node.dtype, node.op, axes, node.value)
+            return replace(node, axes=axes)
         return None
 
     return rewrite(substitute_indices(root, fresh), visit)

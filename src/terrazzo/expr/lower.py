@@ -9,39 +9,38 @@ a loop of another is lowered there, for the region that the loops inside of it r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from terrazzo.dtypes import DType
 from terrazzo.expr.instance import Guard, Instance
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.place import Place, storage_parts, storage_size
-from terrazzo.expr.plan import (
-    Plan,
-    Stage,
+from terrazzo.expr.plan import plan
+from terrazzo.expr.reductions import (
     fresh_name,
-    identity_read,
-    is_inside,
-    plan,
+    next_group,
+    outermost_reductions,
+    storing_order,
     top_reductions,
 )
-from terrazzo.expr.regions import Ranges, Reads, add_read, collect_reads, storage_range
+from terrazzo.expr.regions import Ranges, Reads, add_read, collect_reads, hull_of, storage_range
 from terrazzo.expr.schedule import Schedule
+from terrazzo.expr.stage import Plan, Stage, identity_read, is_inside
 from terrazzo.expr.tensorize import tensorize
 from terrazzo.expr.work import work
 from terrazzo.index import Index, Var, bounds, proves_eq, substitute
 from terrazzo.loop.bounds import Interval, plus
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.scalar import (
-    REDUCTIONS,
     Load,
     Reduce,
     Scalar,
-    children,
-    const,
+    Tuple,
+    identity_of,
     loads,
+    parts,
     rewrite,
     substitute_indices,
-    walk,
 )
 from terrazzo.shapes import num_elements
 
@@ -50,6 +49,8 @@ from terrazzo.shapes import num_elements
 LARGEST_ACCUMULATOR = 16 << 10
 
 Region = list[tuple[Index, Index, Index]]  # lo, hi and room of each dimension
+Target = tuple[Buffer, Index | Scalar]  # where a value goes
+Targets = dict[int, tuple[Target, ...]]  # of a reduction, by its id: one for each of its values
 
 
 def lower(program: Program, schedule: Schedule, name: str | None = None) -> Function:
@@ -102,41 +103,49 @@ class _Lowering:
         scopes: list[tuple[Buffer, int]] = []  # and how many statements stand before them
         for stage in stages:
             region: Region = [(0, n, n) for n in stage.tensor.shape]
-            if not self.plan.is_output(stage.tensor):
-                scopes.append((self._allocate(
-                    stage, [0] * len(region), [n for _, _, n in region]), len(code)))
+            scopes += [(buffer, len(code)) for buffer in self._allocate(
+                stage, [0] * len(region), [n for _, _, n in region])]
             code.append(self._stage(stage, region))
         for buffer, at in reversed(scopes):
             code[at:] = [Alloc(buffer, block(*code[at:]))]
         return block(*code)
 
-    def _allocate(self, stage: Stage, base: Sequence[Index], sizes: Sequence[Index]) -> Buffer:
-        parts = storage_parts(stage, sizes)
-        total = num_elements(part.size for part in parts)
-        buffer = Buffer(self.fresh(stage.name), stage.tensor.dtype, total)
-        self.places[stage.tensor] = Place(buffer, stage.tensor, tuple(base), parts)
-        return buffer
+    def _allocate(self, stage: Stage, base: Sequence[Index], sizes: Sequence[Index],
+                  ) -> list[Buffer]:
+        """Memory for what a stage computes, but for what leaves the function."""
+        layout = storage_parts(stage, sizes)
+        total = num_elements(part.size for part in layout)
+        buffers = []
+        for tensor in stage.tensors:
+            if not self.plan.is_output(tensor):
+                buffers.append(Buffer(self.fresh(tensor.name), tensor.dtype, total))
+                self.places[tensor] = Place(buffers[-1], tensor, tuple(base), layout)
+        return buffers
 
     # ------------------------------------------------------------ one stage
     def _stage(self, stage: Stage, region: Region) -> Stmt:
         inst = Instance(stage, region, self.fresh, self.loops)
-        place = self.places[stage.tensor]
         order = stage.nest.order
         if not top_reductions(inst.body):
-            def store() -> Stmt:
-                return self._assign(inst, place.buffer, self._element(inst, place), inst.body,
-                                    streaming=stage.streaming)
-
-            return self._loops(inst, order, (), _Nest((inst.body,), store, tensorized=True))
+            return self._loops(inst, order, (), _Nest(
+                (inst.body,), lambda: self._finish(inst, inst.body), tensorized=True))
         first = next(at for at, leaf in enumerate(order) if stage.nest.is_reduction(leaf))
         outside, inside = order[:first], order[first:]
         return self._loops(inst, outside, (), _Nest(
-            (inst.body,), lambda: self._reductions(inst, place, outside, inside)))
+            (inst.body,), lambda: self._reductions(inst, outside, inside)))
 
-    def _element(self, inst: Instance, place: Place) -> Index | Scalar:
-        return place.address([inst.value(name) for name in inst.nest.data])
+    def _elements(self, inst: Instance) -> list[Target]:
+        """Where the element that the loops stand at is stored, of each tensor."""
+        indices = [inst.value(name) for name in inst.nest.data]
+        places = [self.places[tensor] for tensor in inst.stage.tensors]
+        return [(place.buffer, place.address(indices)) for place in places]
 
-    def _reductions(self, inst: Instance, place: Place, outside: tuple[str, ...],
+    def _finish(self, inst: Instance, body: Scalar) -> Stmt:
+        """Store what a stage computes."""
+        return block(*(self._assign(inst, *target, value, streaming=inst.stage.streaming)
+                       for target, value in zip(self._elements(inst), parts(body), strict=True)))
+
+    def _reductions(self, inst: Instance, outside: tuple[str, ...],
                     inside: tuple[str, ...]) -> Stmt:
         """The accumulators of a stage, what fills them, and what is stored in the end."""
         stage, nest = inst.stage, inst.nest
@@ -148,31 +157,25 @@ class _Lowering:
         body = inst.body
         buffers: list[Buffer] = []
         code: list[Stmt] = []
-        while group := _next_group(body):
-            targets: dict[int, tuple[Buffer, Index | Scalar]] = {}
+        while group := next_group(body):
+            targets: Targets = {}
             for reduction in group:
-                direct = reduction is body and self._accumulates_in_place(
-                    inst, place, reduction.dtype, size)
-                if direct:
-                    targets[id(reduction)] = place.buffer, self._element(inst, place)
-                else:
-                    buffer = Buffer(self.fresh(f"{stage.name}.acc"), reduction.dtype, size)
-                    buffers.append(buffer)
-                    targets[id(reduction)] = buffer, at
-            code += self._reduce_group(inst, group, targets, outside, inside, data)
-            if targets.get(id(body), (None, 0))[0] is place.buffer:
-                return _allocs(buffers, code)
+                if reduction is body and self._accumulates_in_place(
+                        self.places[stage.tensor], reduction.dtype, size):
+                    targets[id(reduction)] = tuple(self._elements(inst))
+                    code += self._reduce_group(inst, group, targets, outside, inside, data, buffers)
+                    return _allocs(buffers, code)
+                own = [Buffer(self.fresh(f"{stage.name}.acc"), value.dtype, size)
+                       for value in parts(identity_of(reduction))]
+                buffers += own
+                targets[id(reduction)] = tuple((buffer, at) for buffer in own)
+            code += self._reduce_group(inst, group, targets, outside, inside, data, buffers)
             body = _replace_reductions(body, targets)
-
-        def finish() -> Stmt:
-            return self._assign(inst, place.buffer, self._element(inst, place), body,
-                                streaming=stage.streaming)
-
-        code.append(self._loops(inst, data, outside, _Nest((body,), finish)))
+        code.append(self._loops(inst, data, outside, _Nest(
+            (body,), lambda: self._finish(inst, body))))
         return _allocs(buffers, code)
 
-    def _accumulates_in_place(self, inst: Instance, place: Place, dtype: DType,
-                              size: Index) -> bool:
+    def _accumulates_in_place(self, place: Place, dtype: DType, size: Index) -> bool:
         """Whether a stage that is nothing but a reduction needs no accumulator besides itself."""
         if dtype is not place.buffer.dtype:
             return False
@@ -181,19 +184,16 @@ class _Lowering:
         largest = bounds(size * dtype.itemsize)[1]
         return largest is None or largest > LARGEST_ACCUMULATOR
 
-    def _reduce_group(self, inst: Instance, group: Sequence[Reduce],
-                      targets: dict[int, tuple[Buffer, Index | Scalar]], outside: tuple[str, ...],
-                      inside: tuple[str, ...], data: tuple[str, ...]) -> list[Stmt]:
+    def _reduce_group(self, inst: Instance, group: Sequence[Reduce], targets: Targets,
+                      outside: tuple[str, ...], inside: tuple[str, ...], data: tuple[str, ...],
+                      scratch: list[Buffer]) -> list[Stmt]:
         """Reductions over the same axes share their loops."""
 
         def initialise() -> Stmt:
-            return block(*(Store(*targets[id(r)],
-                                 const(REDUCTIONS[r.op].identity(r.dtype), r.dtype))
-                           for r in group))
+            return block(*(_begin(r, targets[id(r)]) for r in group))
 
         def accumulate() -> Stmt:
-            return block(*(self._assign(inst, *targets[id(r)], r.value, reduce=r.op)
-                           for r in group))
+            return block(*(self._accumulate(inst, r, targets[id(r)], scratch) for r in group))
 
         axes = {a.var for r in group for a in r.axes}
         own = {name for name, root in inst.roots.items() if root.var in axes}
@@ -244,8 +244,7 @@ class _Lowering:
         buffers: list[Buffer] = []
         for stage in stages:
             base, sizes, region = regions[stage.tensor]
-            if not self.plan.is_output(stage.tensor):
-                buffers.append(self._allocate(stage, base, sizes))
+            buffers += self._allocate(stage, base, sizes)
             code.append(self._stage(stage, region))
         code.append(inner())
         self.places = before
@@ -260,11 +259,11 @@ class _Lowering:
             return []
         wanted = {x.source for expr in reads for x in loads(expr)}
         if reads and any(r is inst.body for r in reads):
-            wanted |= {s.tensor for s in candidates if self.plan.is_output(s.tensor)}
+            wanted |= {t for s in candidates for t in s.tensors if self.plan.is_output(t)}
         for stage in reversed(candidates):
-            if stage.tensor in wanted:
+            if not wanted.isdisjoint(stage.tensors):
                 wanted |= {x.source for x in loads(stage.body)}
-        return [s for s in candidates if s.attach == here and s.tensor in wanted]
+        return [s for s in candidates if s.attach == here and not wanted.isdisjoint(s.tensors)]
 
     # ------------------------------------------------------------ regions
     def _regions(self, inst: Instance, leaf: str, opened: tuple[str, ...],
@@ -284,14 +283,16 @@ class _Lowering:
             collect_reads(expr, ranges, found)
         result: dict[Tensor, tuple[list[Index], list[Index], Region]] = {}
         for stage in reversed(inside):
-            if self.plan.is_output(stage.tensor):
+            if self.plan.has_output(stage):
                 self._add_identity(inst, stage, ranges, found)
-            if stage.tensor not in found:
+            reads_of = [found[t] for t in stage.tensors if t in found]
+            if not reads_of:
                 continue
+            read = hull_of(reads_of)
             base: list[Index] = []
             sizes: list[Index] = []
             region: Region = []
-            for size, (tight, loose) in zip(stage.tensor.shape, found[stage.tensor], strict=True):
+            for size, (tight, loose) in zip(stage.tensor.shape, read, strict=True):
                 start, room = storage_range(size, loose)
                 lo, hi = tight
                 assert lo is not None and hi is not None
@@ -318,24 +319,48 @@ class _Lowering:
     def _assign(self, inst: Instance, buffer: Buffer, index: Index | Scalar, value: Scalar,
                 reduce: str | None = None, streaming: bool = False) -> Stmt:
         """A store, after the loops of reductions that depend on the loops around it."""
-        inner = _outermost_reductions(value)
+        inner = outermost_reductions(value)
         if not inner:
             return Store(buffer, index, self._resolve(inst, value), reduce, streaming)
         code: list[Stmt] = []
         buffers = []
-        sums: dict[int, Scalar] = {}
+        targets: Targets = {}
         for reduction in inner:
-            total = Buffer(self.fresh(f"{inst.stage.name}.acc"), reduction.dtype, 1)
-            buffers.append(total)
-            sums[id(reduction)] = total[0]
-            identity = const(REDUCTIONS[reduction.op].identity(reduction.dtype), reduction.dtype)
-            code.append(Store(total, 0, identity))
-            code.append(self._inner_loops(inst, total, reduction))
-        value = rewrite(value, lambda n: sums.get(id(n)))
+            totals = [Buffer(self.fresh(f"{inst.stage.name}.acc"), part.dtype, 1)
+                      for part in parts(identity_of(reduction))]
+            buffers += totals
+            targets[id(reduction)] = tuple((total, 0) for total in totals)
+            code.append(_begin(reduction, targets[id(reduction)]))
+            code.append(self._inner_loops(
+                inst, targets[id(reduction)], reduction, buffers))
+        value = _replace_reductions(value, targets)
         code.append(self._assign(inst, buffer, index, value, reduce, streaming))
         return _allocs(buffers, code)
 
-    def _inner_loops(self, inst: Instance, total: Buffer, reduction: Reduce) -> Stmt:
+    def _accumulate(self, inst: Instance, reduction: Reduce, targets: Sequence[Target],
+                    scratch: list[Buffer]) -> Stmt:
+        """Combine what is there with one more value, or with one more of each of several.
+
+        Memory that this takes beside the targets is added to `scratch`.
+        """
+        if reduction.reducer is None:
+            (target,) = targets
+            return self._assign(inst, *target, reduction.value, reduce=reduction.op)
+        places = [buffer for buffer, _ in targets]
+        fresh = reduction.reducer.combine([buffer[at] for buffer, at in targets],
+                                          parts(reduction.value))
+        order, waiting = storing_order(fresh, places)
+        code = [self._assign(inst, *targets[j], fresh[j]) for j in order]
+        copies = {j: Buffer(self.fresh(f"{places[j].name}.next"), places[j].dtype, places[j].size)
+                  for j in waiting[:-1]}  # the last may take its place at once
+        code += [self._assign(inst, copies.get(j, places[j]), targets[j][1], fresh[j])
+                 for j in waiting]
+        code += [Store(*targets[j], copy[targets[j][1]]) for j, copy in copies.items()]
+        scratch += copies.values()
+        return block(*code)
+
+    def _inner_loops(self, inst: Instance, targets: Sequence[Target], reduction: Reduce,
+                     scratch: list[Buffer]) -> Stmt:
         table: dict[Var, Index] = {}
         loops = []
         for axis in reduction.axes:
@@ -345,7 +370,7 @@ class _Lowering:
             table[axis.var] = var
             loops.append((var, lo, hi))
         value = substitute_indices(reduction.value, table)
-        stmt = self._assign(inst, total, 0, value, reduction.op)
+        stmt = self._accumulate(inst, replace(reduction, value=value), targets, scratch)
         for var, lo, hi in reversed(loops):
             stmt = For(var, lo, hi, stmt)
         return stmt
@@ -367,7 +392,7 @@ def _live_stages(state: Plan) -> list[Stage]:
     wanted: set[Tensor] = set(state.outputs)
     live = []
     for stage in reversed(state.stages):
-        if stage.tensor in wanted:
+        if not wanted.isdisjoint(stage.tensors):
             live.append(stage)
             wanted |= {x.source for x in loads(stage.body)}
     return live[::-1]
@@ -378,39 +403,22 @@ def _from_zero(inst: Instance, leaf: str) -> Index:
     return value - inst.resolve(inst.roots[leaf].lo) if leaf in inst.roots else value
 
 
-def _next_group(body: Scalar) -> list[Reduce]:
-    """Reductions that wait for no other one and run over the same axes."""
-    everyone = top_reductions(body)
-    known = {id(r) for r in everyone}
-    ready = [r for r in everyone if not any(id(n) in known for n in walk(r.value))]
-    return [r for r in ready if r.axes == ready[0].axes]
+def _begin(reduction: Reduce, targets: Sequence[Target]) -> Stmt:
+    return block(*(Store(*target, value) for target, value in zip(
+        targets, parts(identity_of(reduction)), strict=True)))
 
 
-def _replace_reductions(body: Scalar,
-                        targets: dict[int, tuple[Buffer, Index | Scalar]]) -> Scalar:
+def _replace_reductions(body: Scalar, targets: Targets) -> Scalar:
+    """A body that loads the results of reductions."""
+
     def visit(node: Scalar) -> Scalar | None:
         if id(node) not in targets:
             return None
-        buffer, at = targets[id(node)]
-        return buffer[at]
+        assert isinstance(node, Reduce)
+        found = tuple(buffer[at] for buffer, at in targets[id(node)])
+        return Tuple(node.dtype, found) if node.reducer is not None else found[0]
 
     return rewrite(body, visit)
-
-
-def _outermost_reductions(value: Scalar) -> list[Reduce]:
-    found: list[Reduce] = []
-    seen: set[int] = set()
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Reduce):
-            found.append(node)
-        else:
-            stack.extend(children(node))
-    return found
 
 
 def _allocs(buffers: Sequence[Buffer], code: Sequence[Stmt]) -> Stmt:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from terrazzo.expr.ir import Tensor
-from terrazzo.expr.plan import Stage
 from terrazzo.expr.schedule import Split
+from terrazzo.expr.stage import Stage
 from terrazzo.index import Index, ceildiv
 from terrazzo.loop.ir import Buffer
 from terrazzo.scalar import Scalar, call

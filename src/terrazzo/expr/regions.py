@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from terrazzo.expr.ir import Tensor
 from terrazzo.index import Index, IndexExpr, Var, bounds, proves_le
@@ -61,8 +62,15 @@ def add_read(tensor: Tensor, indices: Sequence[Index | Scalar], ranges: Ranges,
             exact = clip(exact, limits)  # a guarded read past the edge needs nothing there
         places.append((exact, interval_of(index, ranges.whole)))
     if tensor in found:
-        places = [(hull(a, b), hull(c, d)) for (a, c), (b, d) in zip(found[tensor], places)]
+        places = hull_of([found[tensor], places])
     found[tensor] = places
+
+
+def hull_of(reads: Sequence[list[tuple[Interval, Interval]]],
+            ) -> list[tuple[Interval, Interval]]:
+    """What is read of tensors of one shape, all together."""
+    return reduce(lambda one, two: [(hull(a, b), hull(c, d)) for (a, c), (b, d) in zip(one, two)],
+                  reads)
 
 
 def storage_range(size: Index, loose: Interval) -> tuple[Index, Index]:

@@ -27,6 +27,7 @@ from terrazzo.loop.ir import TileIntrinsic
 from terrazzo.shapes import dim, dims
 from terrazzo.te.algorithm import (
     Tensor,
+    comm_reducer,
     compute,
     max,
     min,
@@ -55,9 +56,10 @@ from terrazzo.te.terms import (
 
 __all__ = [
     "Intrinsic", "Kernel", "ReduceAxis", "ScheduleBuilder", "StageHandle", "Tensor", "Term",
-    "TileIntrinsic", "all", "any", "build", "cast", "compute", "const", "dim", "dims",
-    "if_then_else", "lower", "max", "max_value", "maximum", "min", "min_value", "minimum",
-    "placeholder", "prod", "reduce_axis", "register_intrinsic", "schedule", "sum", "where",
+    "TileIntrinsic", "all", "any", "build", "cast", "comm_reducer", "compute",
+    "const", "dim", "dims", "if_then_else", "lower", "max", "max_value", "maximum", "min",
+    "min_value", "minimum", "placeholder", "prod", "reduce_axis", "register_intrinsic",
+    "schedule", "sum", "where",
 ]  # fmt: skip
 
 

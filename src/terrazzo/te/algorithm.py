@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from terrazzo.dtypes import as_dtype, float32
-from terrazzo.errors import ArgumentError, IndexOutOfRange, user_location
+from terrazzo.dtypes import DType, as_dtype, float32
+from terrazzo.errors import ArgumentError, DTypeError, IndexOutOfRange, user_location
 from terrazzo.expr import ir
 from terrazzo.expr.access import Access, accesses, clipped, inside
 from terrazzo.index import Index, Var
-from terrazzo.scalar import Axis
+from terrazzo.scalar import Axis, Const, Item, Reduce, Reducer, Scalar, Tuple, cast, const, parts
 from terrazzo.scalar import reduce as reduce_scalar
 from terrazzo.te.terms import ReduceAxis, Term, plain, scalar
 
@@ -35,8 +35,11 @@ def placeholder(shape: Iterable[Index], dtype: Any = float32, name: str | None =
 
 
 def compute(shape: Iterable[Index], element: Callable[..., Any], name: str | None = None,
-            dtype: Any = None) -> Tensor:
+            dtype: Any = None) -> Any:
     """A tensor given by a function from its indices to the value there.
+
+    If the function answers with a tuple, there is a tensor for each of its values, and all are
+    computed in the same loops.
 
     What it reads must exist, or stand under a `where` that keeps it from being read; sizes that are
     symbolic are checked at the call. Indices that are computed from data are clipped.
@@ -44,12 +47,21 @@ def compute(shape: Iterable[Index], element: Callable[..., Any], name: str | Non
     shape = tuple(map(plain, shape))
     axes = ir.axes_for(shape)
     like = None if dtype is None else as_dtype(dtype)
-    body = clipped(scalar(element(*(Term(a.var) for a in axes)), like))
-    made = Tensor(name or f"t{next(_tensor_names)}", shape, body.dtype, axes, body,
-                  origin=name or "")
-    for access in accesses(made):
-        refuse_outside(made.name, access, {})
-    return made
+    found = element(*(Term(a.var) for a in axes))
+    several = isinstance(found, (tuple, list))
+    whole = name or f"t{next(_tensor_names)}"
+    # Clipped as one, so that what they share stays shared.
+    bodies = [scalar(value, like) for value in (found if several else (found,))]
+    if not bodies:
+        raise ArgumentError(f"{whole} computes nothing", hint="answer with one value or more")
+    bodies = list(parts(clipped(Tuple(bodies[0].dtype, tuple(bodies)))))
+    made = [Tensor(f"{whole}.{j}" if several else whole, shape, body.dtype, axes, body,
+                   origin=name or "", joint=whole if several else "")
+            for j, body in enumerate(bodies)]
+    for tensor in made:
+        for access in accesses(tensor):
+            refuse_outside(tensor.name, access, {})
+    return tuple(made) if several else made[0]
 
 
 def refuse_outside(name: str, access: Access, sizes: Mapping[Var, int]) -> None:
@@ -102,3 +114,63 @@ def max(value: Any, axis: ReduceAxis | Sequence[ReduceAxis]) -> Term:
 def min(value: Any, axis: ReduceAxis | Sequence[ReduceAxis]) -> Term:
     """The least value of an expression over axes made with `reduce_axis`."""
     return _reduce("min", value, axis)
+
+
+# ---------------------------------------------------------------- reductions of a user's own
+def comm_reducer(combine: Callable[[Any, Any], Any], identity: Callable[..., Any],
+                 name: str = "reduce") -> Callable[..., Any]:
+    """A reduction by a function of two values, which may be tuples: `argmax((k, x[k]), axis=k)`.
+
+    `identity` gets the types of the values and answers with what changes nothing. The order in
+    which values are combined is the schedule's affair: `combine` must not depend on it.
+    """
+
+    def reduction(values: Any, axis: ReduceAxis | Sequence[ReduceAxis]) -> Any:
+        several = isinstance(values, (tuple, list))
+        given = [scalar(v) for v in (values if several else (values,))]
+        wide = [cast(v, v.dtype.compute) for v in given]
+        begin = identity(*(v.dtype.name for v in wide))
+        begin = tuple(begin) if isinstance(begin, (tuple, list)) else (begin,)
+        if len(begin) != len(wide):
+            raise ArgumentError(f"the identity of {name} has {len(begin)} values, not {len(wide)}",
+                                hint="answer with one value for each that is reduced")
+        reducer = Reducer(name, _on_scalars(combine, [v.dtype for v in wide], several, name),
+                          tuple(_literal(b, v.dtype, name) for b, v in zip(begin, wide)))
+        first = wide[0].dtype
+        whole = Reduce(first, name, tuple(plain_axes(axis)), Tuple(first, tuple(wide)), reducer)
+        reducer.combine(wide, wide)  # what is wrong with it shows now
+        results = tuple(Term(cast(Item(w.dtype, whole, j), v.dtype))
+                        for j, (w, v) in enumerate(zip(wide, given)))
+        return results if several else results[0]
+
+    reduction.__name__ = name
+    return reduction
+
+
+def _literal(value: Any, dtype: DType, name: str) -> Const:
+    number = plain(value)
+    number = number.value if isinstance(number, Const) else number
+    if not isinstance(number, (bool, int, float)):
+        raise ArgumentError(f"the identity of {name} is {value}, not a number",
+                            hint="use te.const, te.min_value or te.max_value")
+    return const(number, dtype)
+
+
+def _on_scalars(combine: Callable[[Any, Any], Any], dtypes: Sequence[DType], several: bool,
+                name: str) -> Callable[[Sequence[Scalar], Sequence[Scalar]], list[Scalar]]:
+    """A user's function on terms as one on scalars, which gives the types that it was given."""
+
+    def run(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
+        left, right = tuple(map(Term, x)), tuple(map(Term, y))
+        found = combine(left, right) if several else (combine(left[0], right[0]),)
+        if not isinstance(found, (tuple, list)) or len(found) != len(dtypes):
+            raise ArgumentError(f"{name} combines {len(dtypes)} values, but its function answers "
+                                f"with {found!r}", hint="answer with a tuple of as many")
+        results = [scalar(value, dtype) for value, dtype in zip(found, dtypes)]
+        for j, (result, dtype) in enumerate(zip(results, dtypes)):
+            if result.dtype is not dtype:
+                raise DTypeError(f"value {j} of {name} is {dtype.name}, but what it combines to "
+                                 f"is {result.dtype.name}", hint="convert it with te.cast")
+        return results
+
+    return run

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from terrazzo.errors import ScheduleError
+from terrazzo.errors import ArgumentError, ScheduleError
 from terrazzo.expr import ir
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.plan import Plan, plan
@@ -17,23 +17,40 @@ from terrazzo.te.terms import ReduceAxis, plain
 
 def schedule(*outputs: Tensor) -> ScheduleBuilder:
     """Start a schedule for what the given tensors are computed from."""
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise ArgumentError(f"cannot schedule {output!r}", hint="give tensors, one by one")
+    if not outputs:
+        raise ArgumentError("there is nothing to schedule", hint="name at least one tensor")
+    name = outputs[0].joint or outputs[0].name
+    inputs, stages = _in_order(outputs)
+    return ScheduleBuilder(Program(name, tuple(inputs), tuple(stages), outputs))
+
+
+def _in_order(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """What is read and what is computed, each after what it needs; what is joint lies together."""
+    together: dict[object, dict[Tensor, None]] = {}
+    todo = list(outputs)
+    while todo:
+        tensor = todo.pop()
+        group = together.setdefault(tensor.joint or tensor, {})
+        if tensor not in group:
+            group[tensor] = None
+            todo += ir.reads(tensor)
     inputs: dict[Tensor, None] = {}
     stages: dict[Tensor, None] = {}
-
-    def visit(tensor: Tensor) -> None:
-        if tensor in inputs or tensor in stages:
-            return
+    stack = [(t, False) for t in reversed(outputs)]
+    while stack:
+        tensor, ready = stack.pop()
+        group = together[tensor.joint or tensor]
         if tensor.is_input:
             inputs[tensor] = None
-            return
-        for source in ir.reads(tensor):
-            visit(source)
-        stages[tensor] = None
-
-    for output in outputs:
-        visit(output)
-    program = Program(outputs[0].name, tuple(inputs), tuple(stages), outputs)
-    return ScheduleBuilder(program)
+        elif ready:
+            stages.update(dict.fromkeys(sorted(group, key=lambda t: t.name)))
+        elif tensor not in stages:
+            stack.append((tensor, True))
+            stack += [(source, False) for member in group for source in reversed(ir.reads(member))]
+    return list(inputs), list(stages)
 
 
 class ScheduleBuilder:
@@ -47,8 +64,7 @@ class ScheduleBuilder:
     def __getitem__(self, stage: Tensor | str | StageHandle) -> StageHandle:
         if isinstance(stage, StageHandle):
             return stage
-        self.plan.stage(name_of(stage))
-        return StageHandle(self, name_of(stage))
+        return StageHandle(self, self.plan.stage(name_of(stage)).name)
 
     def cache_read(self, tensor: Tensor | str | StageHandle, scope: str,
                    readers: Sequence[Any]) -> StageHandle:
