@@ -7,7 +7,8 @@ ROWS is "first" (of each operator), "all", "gradients" or "all gradients".
 A program of its own, because what it looks for may end the process; `test_varying_sizes.py` runs
 it. Every case of `test_every_operator.py` is called with its own sizes and then with others, as
 one compiled function; each call must give what tracing for exactly its sizes gives: the values of
-the numpy reference, or the same error.
+the numpy reference, or the same error. Arguments lie at the end of memory, so that code which reads
+past them ends the process.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from terrazzo.graph.trace import trace
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "graph")]
 
+from page_edges import PageEdges  # noqa: E402
 from test_every_operator import CASES, ROWS, TOLERANCE, Case, inputs_of  # noqa: E402
 
 Arrays = list[Any]
 # Their tables point into each other, and make no sense when they are cut.
 TABLES = {"tree_ensemble"}
+EDGES = PageEdges()
 
 
 def resized(array: Any, shape: tuple[int, ...]) -> Any:
@@ -147,7 +150,7 @@ def sweep(name: str, row: Case, mode: str, gradient: bool, axes: int) -> tuple[l
             given = [a for a in arrays if a is not None]
             wanted = expected(function, given, gradient)
             try:
-                found = compiled(*given)
+                found = compiled(*(EDGES.copy(i, a) for i, a in enumerate(given)))
             except Exception as error:  # compared with the one that is expected
                 found = error
             wrong = difference(found, wanted)

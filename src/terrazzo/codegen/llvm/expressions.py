@@ -393,8 +393,10 @@ class VectorCode(ScalarCode):
         return ScalarCode(self.e, scope).emit(index)
 
     def visit(self, node: Scalar, guard: Val | None) -> Walk[Val]:
-        # In the masked tail every load that varies with the lane needs the mask.
-        if guard is None and self.lanes.mask is not None and isinstance(node, Load):
+        # In the masked tail every load that varies with the lane needs the mask: what is safe to
+        # read is so for the elements that there are.
+        if self.lanes.mask is not None and isinstance(node, Load) and (
+                guard is None or id(node) not in self.unsafe):
             known = self.scope.known.get(id(node))
             return known if known is not None else (yield self.compute(node, self.lanes.mask))
         return (yield from super().visit(node, guard))

@@ -194,12 +194,32 @@ class VectorLoop:
                 Lanes(self.loop.var, iv, width, depth, aligned=streaming, bypass=bypass,
                       even=_even(lo, width)), acc),
                 accumulators)
+        while trip is None and depth > 2:
+            depth //= 2
+            accumulators = [self.halved(s, a) for s, a in zip(
+                self.reductions, accumulators, strict=True)]
+            middle, accumulators = self.fewer(middle, hi, width, depth, accumulators)
         partial = [scalars.fold(self.b, self.combining(s), a, s.buffer.dtype)
                    for s, a in zip(self.reductions, accumulators, strict=True)]
         if trip is None or trip % step:
             partial = self.tail(middle, hi, width, trip, partial)
         for stmt, value in zip(self.reductions, partial, strict=True):
             self.finish(stmt, value)
+
+    def fewer(self, lo: Val, hi: Val, width: int, depth: int, accumulators: list[Val]
+              ) -> tuple[Val, list[Val]]:
+        """So many vectors side by side once more, if as many are left: one by one, each would wait
+        for the one before."""
+        whole = self.b.and_(self.b.sub(hi, lo), -width * depth)
+        middle = self.b.add(lo, whole)
+        return middle, self.b.loop(lo, middle, width * depth, lambda iv, acc: self.iteration(
+            Lanes(self.loop.var, iv, width, depth, even=_even(lo, width)), acc), accumulators)
+
+    def halved(self, stmt: Store, value: Val) -> Val:
+        """An accumulator of half as many vectors."""
+        half = value.count // 2
+        low, high = (Val(value.ty, parts) for parts in (value.parts[:half], value.parts[half:]))
+        return combine(self.b, self.combining(stmt), low, high, stmt.buffer.dtype)
 
     def stream_or_not(self, lo: Val, hi: Val, width: int, depth: int, store: Store | None,
                       bypass: Val) -> None:
