@@ -333,7 +333,7 @@ def lower_group(group: Group, program: Program, schedule: Schedule | None,
     function = cpu_templates.lower(group.program, chip, constants)
     if function is None:
         if program.kind == "opaque":
-            function = _opaque(program)
+            function = cpu_schedule.with_streaming_fills(_opaque(program), chip)
         else:
             assert schedule is not None
             function = lower(program, schedule, group.program.name)

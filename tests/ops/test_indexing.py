@@ -150,6 +150,27 @@ def test_half_types_add_up(rng: np.random.Generator) -> None:
               rtol=4e-2 if dtype == "bfloat16" else 5e-3)
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("reduce", ["add", "mul"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_types_are_rounded_once_for_each_place(dtype: str, reduce: str, symbolic: bool,
+                                                    rng: np.random.Generator) -> None:
+    for shape, axes, count in [((5, 3, 7), (0,), 40), ((2, 3, 300), (1,), 9), ((4,), (0,), 50),
+                               ((3, 4, 2), (0, 2), 30), ((3, 5), (1,), 0)]:
+        x = draw(rng, shape, dtype, 0.9, 1.1)
+        indices = [rng.integers(-shape[a], shape[a] + 2, count) for a in axes]
+        updates = draw(rng, op("take_at").infer(  # type: ignore[misc]
+            TensorType(shape, float32), *[TensorType((count,), int64)] * len(axes), axes=axes
+        ).shape, dtype, 0.9, 1.1)
+        together = np.moveaxis(x.astype(np.float64), axes, range(axes[0], axes[0] + len(axes)))
+        key = (slice(None),) * axes[0] + tuple(
+            clipped(i, shape[a]) for i, a in zip(indices, axes))
+        {"add": np.add, "mul": np.multiply}[reduce].at(together, key, updates.astype(np.float64))
+        expected = np.moveaxis(together, range(axes[0], axes[0] + len(axes)), axes)
+        check(lambda x, u, *i, axes=axes: op("scatter_at")(x, u, *i, axes=axes, reduce=reduce),
+              x, updates, *indices, expected=expected.astype(x.dtype), symbolic=symbolic)
+
+
 def test_scatter_nd_and_gather_nd(rng: np.random.Generator) -> None:
     x = draw(rng, (3, 4, 5))
     index = np.array([[[0, 1], [2, 3]], [[1, 1], [0, 0]]])
@@ -256,6 +277,22 @@ def test_gradient_of_a_half_table_adds_in_float32() -> None:
                      [TensorType((2, 1), float16)])
     (got,) = run(grad_graph(graph), [np.ones((2, 1), np.float16)])
     close(got, np.array([[4096], [0]], np.float16))
+
+
+@pytest.mark.parametrize("count", [4096, 3])
+def test_compiled_gradient_of_a_half_table_is_rounded_once(count: int, rng: np.random.Generator
+                                                           ) -> None:
+    table = draw(rng, (50, 40), "bfloat16")
+    rows, weight = rng.integers(0, 9, count), draw(rng, (count, 40), "bfloat16", 0.5, 1)
+    expected = np.zeros(table.shape)
+    np.add.at(expected, rows, weight.astype(np.float64))
+
+    @tz.op
+    def weighted(table: Any, rows: Any, weight: Any) -> Any:
+        return tz.sum(tz.astype(tz.take(table, rows, axis=0) * weight, dtype="float32"))
+
+    got = tz.grad(weighted)(table, rows, weight)
+    close(got, expected, rtol=2.0**-8, atol=0)
 
 
 def test_index_put_as_torch(rng: np.random.Generator) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from terrazzo.chips.spec import ChipSpec
+from terrazzo.dtypes import DType
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.direction import reductions, unit_stride_axis
 from terrazzo.expr.ir import Program, Tensor, fresh_axis
 from terrazzo.expr.schedule import Schedule
 from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars, minimum
+from terrazzo.loop import ir as loop_ir
+from terrazzo.loop.ir import Function, Stmt, Store
 from terrazzo.scalar import (
     Axis,
     Call,
@@ -75,9 +78,27 @@ def streams(stage: Tensor, chip: ChipSpec) -> bool:
     as fast from 8 MB on, although the next copy then reads from memory. The largest outputs are
     fresh memory at every call, which the kernel has just cleared by way of the caches.
     """
-    size = num_elements(stage.shape)
+    return _is_large(num_elements(stage.shape), stage.dtype, chip)
+
+
+def _is_large(size: Index, dtype: DType, chip: ChipSpec) -> bool:
     smallest, limit = streaming_sizes(chip)
-    return isinstance(size, int) and smallest <= size * stage.dtype.itemsize < limit
+    return isinstance(size, int) and smallest <= size * dtype.itemsize < limit
+
+
+def with_streaming_fills(function: Function, chip: ChipSpec) -> Function:
+    """A kernel that fills large results with one number past the caches.
+
+    Of what is written later only some is in what the fill would leave there.
+    """
+    def visit(stmt: Stmt) -> Stmt | None:
+        if isinstance(stmt, Store) and stmt.reduce is None and isinstance(stmt.value, Load) and (
+                stmt.value.source.size == 1 and stmt.buffer in function.params
+                and _is_large(stmt.buffer.size, stmt.buffer.dtype, chip)):
+            return replace(stmt, streaming=True)
+        return None
+
+    return replace(function, body=loop_ir.rewrite(function.body, visit))
 
 
 def streaming_sizes(chip: ChipSpec) -> tuple[int, int]:

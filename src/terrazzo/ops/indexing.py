@@ -50,6 +50,7 @@ from terrazzo.ops.elementwise import (
     not_equal,
     where,
 )
+from terrazzo.ops.scatter_sums import chained_updates, is_rounded
 from terrazzo.ops.shape import (
     broadcast_to,
     expand_dims,
@@ -154,9 +155,8 @@ def _take_at_numpy(x: np.ndarray, *indices: np.ndarray, axes: Any, out: Any) -> 
 def _take_at_grad(node: Node, g: Value) -> list[Value | None]:
     x, *indices = node.inputs
     assert x is not None
-    wide = x.dtype.compute
-    zeros = full(shape=x.shape, value=0, dtype=wide)
-    total = scatter_at(zeros, astype(g, dtype=wide), *indices, axes=node.attrs["axes"],
+    zeros = full(shape=x.shape, value=0, dtype=x.dtype)
+    total = scatter_at(zeros, astype(g, dtype=x.dtype), *indices, axes=node.attrs["axes"],
                        reduce="add")
     return [total, *(None for _ in indices)]
 
@@ -349,21 +349,35 @@ def scatter_at(x: Any, updates: Any, *indices: Any, axes: Any, reduce: str = "se
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         base, source, *places = inputs
 
-        def write(row: Index, step: Index, column: Index) -> Stmt:
-            at = unravel(step, joint)
-            parts: list[tuple[Any, Index]] = list(zip(
-                unravel(row, out.shape[:first]), (strides[d] for d in kept_before)))
+        def chosen(step: Index) -> list[Scalar]:
+            """The indices of an update."""
+            at, found = unravel(step, joint), []
             for buffer, type, axis in zip(places, indices, axes, strict=True):
                 own = at[len(joint) - len(type.shape):]
                 flat = ravel([0 if n == 1 else i for n, i in zip(type.shape, own)], type.shape)
-                parts.append((in_range(buffer[flat], out.shape[axis]), strides[axis]))
-            parts += zip(unravel(column, after_shape), (strides[d] for d in kept_after))
+                found.append(in_range(buffer[flat], out.shape[axis]))
+            return found
+
+        def address(row: Index, step: Index, column: Index) -> Index | Scalar:
+            return _address([
+                *zip(unravel(row, out.shape[:first]), (strides[d] for d in kept_before)),
+                *zip(chosen(step), (strides[axis] for axis in axes)),
+                *zip(unravel(column, after_shape), (strides[d] for d in kept_after))])
+
+        def write(row: Index, step: Index, column: Index) -> Stmt:
             value = source[(row * sizes[1] + step) * sizes[2] + column]
-            return Store(outputs[0], _address(parts), cast_scalar(value, out.dtype),
+            return Store(outputs[0], address(row, step, column), cast_scalar(value, out.dtype),
                          _REDUCES[reduce])
 
-        return _scatter_loops(base, outputs[0], *sizes, write) if num_elements(
-            out.shape) != 0 else Block(())
+        if num_elements(out.shape) == 0:
+            return Block(())
+        if is_rounded(out.dtype, reduce) and 0 not in sizes:
+            grid = tuple(out.shape[axis] for axis in axes)
+            return block(copy_loops(base, outputs[0]), chained_updates(
+                base[0] if base.size == 1 else None, outputs[0], source, reduce, sizes,
+                num_elements(grid), lambda step: as_scalar(_address(list(zip(
+                    chosen(step), contiguous_strides(grid))))), address))
+        return _scatter_loops(base, outputs[0], *sizes, write)
 
     return build
 

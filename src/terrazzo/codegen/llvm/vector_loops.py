@@ -102,16 +102,53 @@ class VectorLoop:
     # ------------------------------------------------------------ shape of the code
     def width(self, trip: int | None) -> int:
         """Lanes: what fits a register of the widest type in play, no more than the trip count."""
-        bits = 8
-        for stmt in self.stmts:
-            bits = max(bits, stmt.buffer.dtype.compute.bits)
-            for node in walk_scalar(stmt.value):
-                if isinstance(node, (Load, Call)) and not node.dtype.is_bool:
-                    bits = max(bits, node.dtype.compute.bits)
-        width = max(1, self.e.chip.vector_bits // max(bits, 8))
+        bits = max(8, *map(self.widest, self.stmts))
+        width = max(1, self.e.chip.vector_bits // bits)
         while trip is not None and width > 1 and width // 2 >= max(trip, 1):
             width //= 2
         return width
+
+    def widest(self, stmt: Store) -> int:
+        """The bits of the widest value that a statement has in its lanes.
+
+        What is moved and not computed with is as narrow as it lies, and an address that goes on
+        evenly is one number for all lanes.
+        """
+        moved = stmt.reduce is None and isinstance(stmt.value, (Load, Const))
+        if moved and self.goes_on_evenly(stmt.value):
+            return max(stmt.buffer.dtype.bits, stmt.value.dtype.bits)
+        bits, seen, stack = stmt.buffer.dtype.compute.bits, set(), [stmt.value]
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if isinstance(node, (Load, Call)) and not node.dtype.is_bool:
+                bits = max(bits, node.dtype.compute.bits)
+            if not self.goes_on_evenly(node):
+                stack.extend(scalar_children(node))
+        return bits
+
+    def goes_on_evenly(self, node: Scalar) -> bool:
+        """Whether a node is a number, or a load of neighbours: its address is a sum with the lane.
+
+        A sum with a multiple of the lane is taken for one too; it only costs a wide gather.
+        """
+        if not isinstance(node, Load):
+            return isinstance(node, Const)
+        (index,) = node.indices
+        if not isinstance(index, Scalar):
+            return coefficient(index, self.loop.var) in (0, 1)
+        stack = [index]
+        while stack:
+            part = stack.pop()
+            varies = any(self.varies(n) for n in walk_scalar(part))
+            if not varies or isinstance(part, FromIndex):
+                continue
+            if not (isinstance(part, Call) and part.op in ("add", "sub", "mul")):
+                return False
+            stack.extend(part.args)
+        return True
 
     def depth(self, width: int, trip: int | None) -> int:
         """Vectors side by side: enough to hide latency, few enough to stay in registers."""
