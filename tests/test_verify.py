@@ -354,6 +354,30 @@ def test_gradients_are_checked_on_every_kind_of_input() -> None:
     assert error.level == "gradient" and "special inputs" in str(error)
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp", "sigmoid", "softplus"])
+def test_slopes_that_no_difference_can_see_are_no_mistakes(name: str) -> None:
+    """At 1e38 any step is over the edge of a softmax, and gradients cancel to their rounding."""
+    for seed in range(11):
+        report = tz.verify(getattr(tz, name), np.zeros((8, 16), np.float32), seed=seed,
+                           kinds=("special", "extreme"), dtypes=["float32"], levels=["gradient"])
+        assert report.elements("gradient") > 100
+
+
+@pytest.mark.parametrize(("name", "body", "rule"), [
+    ("linear", lambda x: 3 * x, lambda node, g: [2.99 * g]),
+    ("softmax", tz.softmax, lambda node, g: [1.01 * (g - tz.sum(
+        g * node.outputs[0], axis=-1, keepdims=True)) * node.outputs[0]]),
+    ("log_softmax", tz.log_softmax, lambda node, g: [g - tz.exp(node.outputs[0]) * tz.sum(
+        g, axis=-1, keepdims=True) * 0.99]),
+    ("steep", lambda x: x * 1e-30, lambda node, g: [g * 2e-30]),
+])
+def test_wrong_rules_are_found_among_huge_numbers(name: str, body: Any, rule: Any) -> None:
+    wrong = tz.op(lambda x: body(x), name=f"test_wrong_{name}", grad=rule)
+    x = np.zeros((48, 3), np.float32)  # short rows, of which some have no nan
+    for kind in ("special", "random"):
+        assert blamed(wrong, x, kinds=(kind,), levels=["gradient"]).level == "gradient"
+
+
 def test_stopped_gradients_are_respected() -> None:
     x = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
     for function in (

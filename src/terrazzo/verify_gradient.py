@@ -17,9 +17,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from terrazzo import error_bounds
 from terrazzo.dtypes import as_dtype
 from terrazzo.error_bounds import Difference
 from terrazzo.errors import TerrazzoError
@@ -73,6 +75,7 @@ class _Loss:
     stairs: bool
     tame: bool  # no value on the way is near infinity: by the chain rule, 0 times that is nan
     at: Callable[[np.ndarray], tuple[float, float]]  # the sum, and the sum of magnitudes
+    rounding: Callable[[], np.ndarray]  # how far the gradient itself may be off, in float64
 
     def index(self, place: int) -> tuple[int, ...]:
         """The index of an element in its own array."""
@@ -121,7 +124,22 @@ def _loss(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Generator) 
     return _Loss(shapes, flat, np.concatenate([np.asarray(g, np.float64).reshape(-1)
                                                for g in gradients]),
                  any(n.op.name in _STAIRS for n in primitive.nodes),
-                 _is_tame(primitive, [*values, *(a for _, a in rest)]), at)
+                 _is_tame(primitive, [*values, *(a for _, a in rest)]), at,
+                 lambda: _rounding(backward, [*arrays, *weights], flat.size))
+
+
+def _rounding(backward: Graph, arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
+    """The rounding of a gradient that was computed in float64, by running error analysis.
+
+    Bounds are of first order, so those of the graph's own types tell those of float64. Where there
+    is none (an inexact value decides something), nothing is allowed for.
+    """
+    found = error_bounds.run(backward, arrays)
+    coarsest = max(v.dtype.eps for v in found if v.dtype.is_float)
+    bounds = [found[v].error.reshape(-1) for v in backward.outputs]
+    flat = np.concatenate(bounds) * (np.finfo(float).eps / coarsest)
+    flat = np.where(np.isfinite(flat), flat, 0.0)
+    return np.concatenate([flat, np.zeros(size - flat.size)])  # results behind a cut come last
 
 
 def _primitive(graph: Graph) -> Graph:
@@ -207,6 +225,10 @@ class _Search:
         self.worst = Difference()
         self.centre = loss.at(loss.start)[0] if loss.start.size else 0.0
 
+    @cached_property
+    def rounding(self) -> np.ndarray:
+        return self.loss.rounding()
+
     def result(self) -> Difference:
         loss = self.loss
         movable = np.isfinite(loss.start)
@@ -214,10 +236,16 @@ class _Search:
             movable &= _STEP * np.abs(loss.start) <= _SMALLEST_STAIR
         sound = np.flatnonzero(movable & np.isfinite(loss.gradient))
         odd = np.flatnonzero(movable & ~np.isfinite(loss.gradient))
+        # Steps grow with the numbers. What moves by more than 1 may jump over an edge, so it does
+        # not move together with what tells a slope.
+        far = _STEP * np.abs(loss.start[sound]) > 1
         checked = 0
         for _ in range(_DIRECTIONS):
-            self.left = _MOST_DIRECTIONS
-            checked = max(checked, self._settle(sound))
+            settled = 0
+            for group in (sound[~far], sound[far]):
+                self.left = _MOST_DIRECTIONS
+                settled += self._settle(group)
+            checked = max(checked, settled)
         for place in self.rng.permutation(odd)[:_ALONE] if loss.tame else ():
             checked += self._settle(np.array([place]))
         return replace(self.worst, checked=checked, open=loss.start.size - checked)
@@ -252,6 +280,8 @@ class _Search:
         unit = 1.0 + abs(want) if block.size == 1 else 1e-3 + float(np.abs(parts).mean())
         if not np.isfinite(want + doubt) or doubt > 1e-2 * unit:
             return False
+        if abs(got - want) > room:  # what cancelled in the gradient left its rounding behind
+            room += 2 * float((np.abs(along) * self.rounding[block]).sum())
         self.worst = replace(self.worst, share=max(self.worst.share, abs(got - want) / room))
         if abs(got - want) <= room:
             return True
@@ -278,7 +308,8 @@ class _Search:
         along = np.maximum(1.0, np.abs(self.loss.start[block]))
         want, doubt = self._slope(block, along)
         parts = along * self.loss.gradient[block]
-        return bool(abs(float(parts.sum()) - want) <= doubt + 1e-6 * float(np.abs(parts).sum()))
+        room = doubt + 2 * float((along * self.rounding[block]).sum())
+        return bool(abs(float(parts.sum()) - want) <= room + 1e-6 * float(np.abs(parts).sum()))
 
     def _slope(self, block: np.ndarray, along: np.ndarray) -> tuple[float, float]:
         """The slope in a direction, and how far it may be off."""
@@ -295,7 +326,21 @@ class _Search:
             size = max(a, b)
         kink = abs(2 * bends[0] - bends[1])
         noise = 64 * float(np.finfo(float).eps) * size / _STEP
+        if _is_jump(quotients, noise):
+            return quotients[0], np.inf
         return quotients[0], 4 * (max(quotients) - min(quotients)) + kink + noise
+
+
+def _is_jump(quotients: Sequence[float], noise: float) -> bool:
+    """Whether quotients at steps of h, 2h and 4h go up by as much as the step goes down.
+
+    Steps grow with the numbers (1e-6 of 1e38 is 1e32), while a softmax changes over a step of 1:
+    seen from so far a steep slope is a jump, f(x + h) - f(x - h) is the same for all h, and no
+    difference says how steep. What is smooth at these steps has s + c h^2, whose quotients come
+    together four times as fast as the steps shrink; those of a jump part twice as fast.
+    """
+    first, second = quotients[0] - quotients[1], quotients[1] - quotients[2]
+    return abs(first) > noise and first * second > 0 and abs(first) >= abs(second)
 
 
 def as_float64(array: np.ndarray) -> np.ndarray:
