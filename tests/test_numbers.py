@@ -111,3 +111,45 @@ def test_a_rule_and_tensors_of_two_types() -> None:
     a, b = made(x, y, 0.1)
     same(a, tz.jit(lambda x: x * 0.1)(x))
     same(b, tz.jit(lambda x: x * 0.1)(y))
+
+
+# ---------------------------------------------------------------- steps of Adam
+def adam(form: str, beta1: Any = 0.9, beta2: Any = 0.999) -> Any:
+    """What a step changes the parameter by, in the ways that people write it."""
+    def change(m: Any, v: Any, g: Any) -> Any:
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        if form == "eps inside the root":
+            return m / tz.sqrt(v + 1e-8)
+        if form == "with bias correction":
+            m, v = m / (1 - beta1 ** 3), v / (1 - beta2 ** 3)
+        return m / (tz.sqrt(v) + 1e-8)
+
+    return change
+
+
+@pytest.mark.parametrize("form", ["plain", "eps inside the root", "with bias correction"])
+def test_bfloat16_gradients_of_adam_are_nan_only_where_those_of_float32_are(
+        form: str, rng: np.random.Generator) -> None:
+    sizes = 10.0 ** rng.uniform(-38, 38, (3, 4000)) * rng.choice([-1, 1], (3, 4000))
+    sizes[rng.random(sizes.shape) < 0.1] = 0  # the root of 0 has no slope: nan in both types
+    m, v, g = sizes.astype(ml_dtypes.bfloat16)
+    v = np.abs(v)
+    slopes = tz.grad(lambda *state: tz.sum(adam(form)(*state)), argnums=(0, 1, 2))
+    halves = slopes(m, v, g)
+    wide = slopes(*(a.astype(np.float32) for a in (m, v, g)))
+    for half, full in zip(halves, wide, strict=True):
+        assert half.dtype == ml_dtypes.bfloat16
+        assert not (np.isnan(half.astype(np.float32)) & ~np.isnan(full)).any()
+        assert np.isfinite(full).mean() > 0.3, "too few that say anything"
+
+
+def test_a_rate_that_is_a_bfloat16_array_is_rounded_and_its_correction_is_nan() -> None:
+    """0.999 is no bfloat16: as an array it is 1, and `1 - beta2 ** step` is 0. docs/language.md."""
+    zeros, ones = np.zeros(4, ml_dtypes.bfloat16), np.ones(4, ml_dtypes.bfloat16)
+    beta2 = ml_dtypes.bfloat16(0.999)
+    assert float(beta2) == 1
+    change = adam("with bias correction", beta2=np.asarray(beta2))
+    assert np.isnan(tz.jit(change)(zeros, zeros, ones).astype(np.float32)).all()
+    number = tz.jit(adam("with bias correction"))(zeros, zeros, ones)
+    np.testing.assert_allclose(number.astype(np.float32), 0.639, rtol=0.01)
