@@ -16,7 +16,7 @@ import numpy as np
 
 from terrazzo.dtypes import int64
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
-from terrazzo.graph.ir import Value, constant
+from terrazzo.graph.ir import Value, as_value, constant
 from terrazzo.index import Index
 from terrazzo.index.guards import granted, known, multiple
 from terrazzo.ops.arrange import pad
@@ -48,18 +48,29 @@ from terrazzo.ops.shape import expand_dims, permute_dims, place, reshape, slice_
 from terrazzo.shapes import dims_text, num_elements
 
 
-def _known_spatial(name: str, x: Value, ranks: Sequence[int] = ()) -> tuple[int, ...]:
-    """The spatial sizes of [N, C, *S], all of which have to be known."""
+def _spatial(name: str, x: Value, ranks: Sequence[int] = ()) -> tuple[Index, ...]:
+    """The spatial sizes of [N, C, *S]."""
     sizes = x.shape[2:]
     if not sizes or (ranks and len(sizes) not in ranks):
         raise RankError(f"{name} needs [batch, channels, ...] with "
                         f"{' or '.join(map(str, ranks)) or 'some'} spatial axes, not "
                         f"{dims_text(x.shape)}", where=user_location())
+    return sizes
+
+
+def _known_spatial(name: str, x: Value, ranks: Sequence[int] = ()) -> tuple[int, ...]:
+    """The spatial sizes of [N, C, *S], all of which have to be known."""
+    sizes = _spatial(name, x, ranks)
     found = tuple(n for n in map(known, sizes) if isinstance(n, int))
     if len(found) != len(sizes):
         raise ShapeError(f"{name} needs known spatial sizes, not {dims_text(x.shape)}",
                          where=user_location())
     return found
+
+
+def _real(n: Index, beside: Value) -> Any:
+    """A size in float arithmetic: a number, or a value of the type of what it meets."""
+    return float(n) if isinstance(n, int) else in_type(as_value(n), beside.dtype)
 
 
 def _channels_last(x: Value) -> Value:
@@ -93,17 +104,19 @@ def _keys_weights(ratio: Value) -> list[Value]:
     return [far(ratio + 1), near(ratio), near(1 - ratio), far(2 - ratio)]
 
 
-def _reflected(x: Value, low: float, high: float) -> Value:
+def _reflected(x: Value, low: Any, high: Any) -> Value:
     """A coordinate mirrored at both borders until it lies between them."""
     width = high - low
-    if width <= 0:
+    if not isinstance(width, Value) and width <= 0:
         return x * 0 + low
     away = remainder(absolute(x - low), 2 * width)
     return low + minimum(away, 2 * width - away)
 
 
-def _taps(x: Value, size: int, mode: str, padding_mode: str, align_corners: bool) -> list[_Tap]:
-    """The neighbours of coordinates (in elements) along an axis of known size."""
+def _taps(x: Value, count: Index, mode: str, padding_mode: str, align_corners: bool
+          ) -> list[_Tap]:
+    """The neighbours of coordinates (in elements) along an axis of so many."""
+    size = _real(count, x)
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     if mode == "nearest":
         x = round_even(x)
@@ -193,7 +206,7 @@ def grid_sample(x: Any, grid: Any, *, mode: str = "linear", padding_mode: str = 
         raise ArgumentError(f"grid_sample has no mode {mode!r} with padding_mode "
                             f"{padding_mode!r}", where=user_location(),
                             hint="use nearest, linear or cubic; zeros, border or reflection")
-    sizes = _known_spatial("grid_sample", x)
+    sizes = _spatial("grid_sample", x)
     if grid.ndim != x.ndim or grid.shape[-1] != len(sizes):
         raise ShapeError(f"grid_sample of {dims_text(x.shape)} needs a grid of {x.ndim} axes, the "
                          f"last of size {len(sizes)}, not {dims_text(grid.shape)}",
@@ -203,7 +216,8 @@ def grid_sample(x: Any, grid: Any, *, mode: str = "linear", padding_mode: str = 
     for d, n in enumerate(sizes):
         k = len(sizes) - 1 - d
         g = reshape(span(places, -1, k, k + 1), shape=grid.shape[:-1])
-        at = (g + 1) / 2.0 * (n - 1.0) if align_corners else ((g + 1) * float(n) - 1) / 2.0
+        size = _real(n, g)
+        at = (g + 1) / 2.0 * (size - 1.0) if align_corners else ((g + 1) * size - 1) / 2.0
         taps.append(_taps(at, n, _GRID_MODES[mode], padding_mode, align_corners))
     batch = _batch_index(x.shape[0], grid.ndim - 1)
     source = _channels_last(x if mode == "nearest" else widened(x))
@@ -233,7 +247,7 @@ def _unit_places(n: int, align_corners: bool) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- regions
-def _region_samples(start: Value, extent: Value, count: int, sampling_ratio: int, size: int
+def _region_samples(start: Value, extent: Value, count: int, sampling_ratio: int, size: Index
                     ) -> tuple[Value, Value]:
     """Coordinates [R, count, samples] of samples in the bins of regions, and how many there are.
 
@@ -241,9 +255,9 @@ def _region_samples(start: Value, extent: Value, count: int, sampling_ratio: int
     image has.
     """
     bins = reshape(extent / float(count), shape=(*extent.shape, 1, 1))
-    most = sampling_ratio if sampling_ratio > 0 else max(1, math.ceil(size / count))
+    most = sampling_ratio if sampling_ratio > 0 else (size + count - 1) // count
     wanted = ceil(bins) if sampling_ratio <= 0 else bins * 0 + float(sampling_ratio)
-    number = minimum(wanted, float(most))
+    number = minimum(wanted, _real(most, bins))
     step = reshape(arange(start=most, dtype=int64), shape=(1, 1, most)) + 0.5
     bin_index = reshape(arange(start=count, dtype=int64), shape=(1, count, 1))
     first = reshape(start, shape=(*start.shape, 1, 1))
@@ -257,9 +271,10 @@ def _is_drawn(at: Value, number: Value) -> Value:
     return less(reshape(arange(start=most, dtype=int64), shape=(1, 1, most)), number)
 
 
-def _region_taps(at: Value, number: Value, size: int) -> list[_Tap]:
+def _region_taps(at: Value, number: Value, count: Index) -> list[_Tap]:
     """Neighbours of samples: up to one element outside counts as the border."""
-    near = bitwise_and(greater_equal(at, -1.0), less_equal(at, float(size)))
+    size = _real(count, at)
+    near = bitwise_and(greater_equal(at, -1.0), less_equal(at, size))
     inside = bitwise_and(near, _is_drawn(at, number))
     kept = minimum(maximum(at, 0.0), size - 1.0)
     left = floor(kept)
@@ -290,7 +305,7 @@ def roi_align(x: Any, rois: Any, batch_indices: Any, *, output_height: int = 1,
     if mode not in ("avg", "max"):
         raise ArgumentError(f"roi_align has no mode {mode!r}", where=user_location(),
                             hint="use avg or max")
-    sizes = _known_spatial("roi_align", x, (2,))
+    sizes = _spatial("roi_align", x, (2,))
     corners = widened(rois) * float(spatial_scale) - (0.5 if half_pixel else 0.0)
     taps, places, numbers = [], [], []
     for d, (n, count) in enumerate(zip(sizes, (output_height, output_width))):
@@ -326,7 +341,7 @@ def max_roi_pool(x: Any, rois: Any, *, pooled_shape: Any, spatial_scale: float =
     rois are [R, 5] as (batch, x1, y1, x2, y2); corners are rounded to elements and included. An
     empty bin gives 0.
     """
-    sizes = _known_spatial("max_roi_pool", x, (2,))
+    sizes = _spatial("max_roi_pool", x, (2,))
     count = rois.shape[0]
     columns = [reshape(span(rois, -1, k, k + 1), shape=(count,)) for k in range(5)]
     found = take_at(_channels_last(x), astype(columns[0], dtype=int64), axes=(0,))
@@ -337,8 +352,9 @@ def max_roi_pool(x: Any, rois: Any, *, pooled_shape: Any, spatial_scale: float =
         wide = reshape(maximum(end - start + 1, 1.0) / float(bins), shape=(count, 1, 1))
         index = reshape(arange(start=bins, dtype=int64), shape=(1, bins, 1))
         first = reshape(start, shape=(count, 1, 1))
-        low = minimum(maximum(floor(index * wide) + first, 0.0), float(n))
-        high = minimum(maximum(ceil((index + 1) * wide) + first, 0.0), float(n))
+        size = _real(n, wide)
+        low = minimum(maximum(floor(index * wide) + first, 0.0), size)
+        high = minimum(maximum(ceil((index + 1) * wide) + first, 0.0), size)
         at = reshape(arange(start=n, dtype=int64), shape=(1, 1, n))
         inside = bitwise_and(greater_equal(at, low), less(at, high))  # [R, bins, n]
         none = less_equal(high, low)
@@ -457,28 +473,29 @@ def deform_conv(x: Any, weight: Any, offset: Any, bias: Any = None, mask: Any = 
     weight is [O, C/groups, *K], offset [N, offset_groups * K * len(S), *out], mask (a factor for
     each tap) [N, offset_groups * K, *out]. Samples between elements are linear, outside 0.
     """
-    sizes = _known_spatial("deform_conv", x)
+    sizes = _spatial("deform_conv", x)
     rank, window = len(sizes), _known_spatial("deform_conv", weight, (len(sizes),))
     steps, gaps = per_axis(strides, rank, "strides"), per_axis(dilation, rank, "dilation")
     pads = padding_pairs(padding, rank)
     out = tuple(map(pooled_size, sizes, window, steps, pads, gaps))
     taps, batch = math.prod(window), x.shape[0]
-    if offset.shape != (batch, offset_groups * taps * rank, *out):
-        raise ShapeError(f"deform_conv needs offsets of shape "
-                         f"{dims_text((batch, offset_groups * taps * rank, *out))}, not "
+    needed = (batch, offset_groups * taps * rank, *out)
+    if offset.ndim != len(needed) or not all(
+            granted("==", n, m) for n, m in zip(offset.shape, needed)):
+        raise ShapeError(f"deform_conv needs offsets of shape {dims_text(needed)}, not "
                          f"{dims_text(offset.shape)}", where=user_location())
     # Places have the axes [N, *out, taps, offset groups].
     moves = reshape(widened(offset), shape=(batch, offset_groups, taps, rank, *out))
     moves = permute_dims(moves, axes=(0, *range(4, 4 + rank), 2, 1, 3))
     neighbours = []
     for d, n in enumerate(sizes):
-        base = (np.arange(offset.shape[2 + d]) * steps[d] - pads[d][0]).reshape(
-            tuple(-1 if e == d + 1 else 1 for e in range(rank + 3)))
+        base = reshape(arange(start=out[d], dtype=int64) * steps[d] - pads[d][0], shape=tuple(
+            out[d] if e == d + 1 else 1 for e in range(rank + 3)))
         tap = (np.indices(window)[d].reshape(-1) * gaps[d]).reshape(
             (*(1,) * (rank + 1), taps, 1))
         move = reshape(span(moves, -1, d, d + 1), shape=moves.shape[:-1])
-        neighbours.append(_taps(move + constant((base + tap).astype(np.float64), move.dtype), n,
-                                "linear", "zeros", True))
+        at = move + in_type(base + constant(tap), move.dtype)
+        neighbours.append(_taps(at, n, "linear", "zeros", True))
     channels = x.shape[1]
     source = reshape(_channels_last(widened(x)), shape=(
         batch, *sizes, offset_groups, channels // offset_groups))

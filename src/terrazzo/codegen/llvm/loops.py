@@ -12,6 +12,7 @@ from dataclasses import replace
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.llvm import scalars
 from terrazzo.codegen.llvm.builder import HANDS_ON, Builder, Module, Val, const
+from terrazzo.codegen.llvm.decisions import products_apart
 from terrazzo.codegen.llvm.expressions import ScalarCode, Scope, index_algebra
 from terrazzo.codegen.llvm.scalars import (
     combine,
@@ -104,7 +105,7 @@ class LoopEmitter:
         sizes = dict(zip(function.dims, values[len(function.params):], strict=False))
         scope = Scope({THREADS: self.threads, **sizes},
                       dict(zip(function.params, values, strict=False)))
-        self.body(function.body, scope)
+        self.body(products_apart(function.body), scope)
 
     def body(self, stmt: Stmt, scope: Scope) -> None:
         """A function's body: its scratch memory, the statement, the end."""
