@@ -295,3 +295,58 @@ def test_the_tail_of_a_detector(rng: np.random.Generator) -> None:
                 "features": rng.standard_normal((1, 3, 16, 16)).astype(np.float32)}
 
     serve(proto, map(call, [3, 12, 5, 7, 1, 9, 12, 4, 8, 2]), most=3)
+
+
+READS_IMAGES = {
+    "RoiAlign": (node("RoiAlign", "x rois batch", "y", output_height=2, output_width=3,
+                      sampling_ratio=2, spatial_scale=0.5),),
+    "RoiAlign by sizes": (node("RoiAlign", "x rois batch", "y", output_height=3, output_width=2),),
+    "RoiAlign of maxima": (node("RoiAlign", "x rois batch", "y", output_height=3, output_width=2,
+                                mode="max"),),
+    "GridSample": (node("GridSample", "x grid", "y"),),
+    "GridSample at borders": (node("GridSample", "x grid", "y", mode="cubic", align_corners=1,
+                                   padding_mode="border"),),
+    "GridSample reflected": (node("GridSample", "x grid", "y", padding_mode="reflection"),),
+    "DeformConv": (node("Conv", "x turns", "moves", pads=[0, 0, 1, 1]),
+                   node("DeformConv", "x w moves", "y", pads=[0, 0, 1, 1])),
+}
+
+
+@pytest.mark.parametrize("name", READS_IMAGES)
+def test_images_of_all_sizes_are_read_by_one_code(name: str, rng: np.random.Generator) -> None:
+    low = rng.uniform(0, 5, (6, 2)).astype(np.float32)
+    weights = {"rois": np.concatenate([low, low + 4], 1), "batch": np.array([0, 1, 1, 0, 1, 0]),
+               "grid": rng.uniform(-1.4, 1.4, (2, 3, 4, 2)).astype(np.float32),
+               "turns": rng.uniform(-0.2, 0.2, (8, 3, 2, 2)).astype(np.float32),
+               "w": rng.standard_normal((5, 3, 2, 2), np.float32)}
+    nodes = READS_IMAGES[name]
+    used = {n for each in nodes for n in each.input}
+    proto = model(nodes, {"x": (2, 3, "h", "w_")}, ["y"],
+                  {n: a for n, a in weights.items() if n in used})
+    sizes = [(7, 9), (12, 5), (9, 8), (16, 21)]
+    calls = ({"x": rng.standard_normal((2, 3, *size)).astype(np.float32)} for size in sizes)
+    session = serve(proto, calls, most=1)
+    assert not session.setting.announced, "none of it in the reference"
+
+
+def test_sizes_by_float_arithmetic_compile_once(rng: np.random.Generator) -> None:
+    """A picture whose short side becomes 16, padded to multiples of 8, as detectors begin."""
+    weights = {"short": np.float32(16), "eight": np.float32(8), "whole": np.array([2, 3]),
+               "front": np.array([1, 3]), "none": np.zeros(6, np.int64),
+               "w": rng.standard_normal((4, 3, 3, 3), np.float32)}
+    proto = model(
+        [node("Shape", "x", "sizes"), node("Gather", "sizes whole", "spatial"),
+         node("Cast", "spatial", "real", to=FLOAT), node("ReduceMin", "real", "least", keepdims=0),
+         node("Div", "short least", "scale"), node("Mul", "real scale", "scaled"),
+         node("Floor", "scaled", "floored"), node("Cast", "floored", "target", to=INT64),
+         node("Concat", "front target", "shape", axis=0),
+         node("Resize", "x _ _ shape", "small", mode="linear"),
+         node("Div", "floored eight", "blocks"), node("Ceil", "blocks", "most"),
+         node("Mul", "most eight", "padded"), node("Sub", "padded floored", "more"),
+         node("Cast", "more", "after", to=INT64), node("Concat", "none after", "pads", axis=0),
+         node("Pad", "small pads", "full"), node("Conv", "full w", "features", pads=[1, 1, 1, 1]),
+         node("Relu", "features", "y")],
+        {"x": (1, 3, "h", "w_")}, ["y"], weights)
+    sizes = [(20, 30), (32, 16), (25, 25), (41, 33), (19, 40), (64, 48), (50, 21)]
+    calls = ({"x": rng.standard_normal((1, 3, *size)).astype(np.float32)} for size in sizes)
+    serve(proto, calls, most=5)

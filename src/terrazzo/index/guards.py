@@ -65,6 +65,11 @@ class Questions:
         """Decide about something without which the program makes no sense."""
         return bool(self.answer(relation, left, right))
 
+    def shortcut(self, relation: str, left: Index, right: Index) -> bool:
+        """Decide about a way that is open only where something holds."""
+        return Guard(relation, left, right).holds(self.sizes) and bool(
+            self.answer(relation, left, right))
+
 
 class CallQuestions(Questions):
     """Answers while a function is traced for symbolic sizes: those of the call are all at hand."""
@@ -129,6 +134,9 @@ class _Settled(Questions):
     def grant(self, relation: str, left: Index, right: Index) -> bool:
         return relation == "=="
 
+    def shortcut(self, relation: str, left: Index, right: Index) -> bool:
+        return False
+
 
 @contextmanager
 def rewriting() -> Iterator[None]:
@@ -175,6 +183,18 @@ def ask(relation: str, left: Index, right: Index) -> bool | None:
         return known
     asked = _questions.get()
     return None if asked is None else asked.answer(relation, left, right)
+
+
+def shortcut(relation: str, left: Index, right: Index) -> bool:
+    """Whether a relation holds that a simpler way needs.
+
+    As `ask`, but where it does not hold, nothing is kept: the way round serves all sizes.
+    """
+    known = decided(relation, left, right)
+    if known is not None:
+        return known
+    asked = _questions.get()
+    return asked is not None and asked.shortcut(relation, left, right)
 
 
 def granted(relation: str, left: Index, right: Index) -> bool:

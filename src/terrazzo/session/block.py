@@ -196,7 +196,7 @@ class Block:
         form, imported = self._imported(position, varying, values, weights)
         if form.symbolic and imported.put_off:
             alone, known = self._imported(position, exact, values, weights)
-            if known.put_off.keys() < imported.put_off.keys():
+            if _for_good(known) < _for_good(imported):
                 form, imported = alone, known
         try:
             return self._plan(position, form, imported, values)
@@ -278,6 +278,12 @@ def owned(values: Mapping[str, Any], names: Sequence[str], fresh: set[str]) -> l
     """Values that share no memory: a host step may hand on what it was given, or what it keeps."""
     return [values[n] if n in fresh and n not in names[:i] else copied(values[n])
             for i, n in enumerate(names)]
+
+
+def _for_good(imported: Imported) -> set[int]:
+    """Nodes that do not compile even once the numbers are there that others wait for."""
+    return {number for number, why in imported.put_off.items()
+            if not why.startswith(("needs the value", "waits for"))}
 
 
 def _layout(value: Any) -> Any:

@@ -18,7 +18,7 @@ from terrazzo.dtypes import DType, bool_, int64
 from terrazzo.errors import TerrazzoError
 from terrazzo.frontends.onnx.types import dtype_of
 from terrazzo.index import maximum, minimum, proves_le
-from terrazzo.index.guards import ask, granted
+from terrazzo.index.guards import ask, granted, shortcut
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ def _unknown() -> NoReturn:
 def _divided(a: Any, b: Any, node: Node) -> Any:
     """Division towards zero; what is divided here is not negative, so it rounds down."""
     if node.dtype.is_float:
-        return a // b if ask("==", a // b * b, a) else _unknown()
+        return a // b if shortcut("==", a // b * b, a) else _unknown()
     if isinstance(a, int) and isinstance(b, int):
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
     return a // b if granted("<=", 0, a) and granted("<=", 1, b) else _unknown()

@@ -83,6 +83,10 @@ class Assumed(Questions):
                     self._keep(Guard("==", side, 1))
         return False
 
+    def shortcut(self, relation: str, left: Index, right: Index) -> bool:
+        left, right = self.now(left), self.now(right)
+        return self.at_hand and super().shortcut(relation, left, right)
+
     def _keep(self, guard: Guard) -> None:
         """Rely on a guard, by means of what it says about one size if there is such a thing."""
         left, right = guard.left, guard.right
