@@ -34,7 +34,7 @@ def products_apart(body: Stmt) -> Stmt:
     def visit(stmt: Stmt) -> Stmt | None:
         fresh = {name: scalar(getattr(stmt, name)) for name in _SCALARS.get(type(stmt), ())}
         changed = any(new is not getattr(stmt, name) for name, new in fresh.items())
-        return replace(stmt, **fresh) if changed else None  # type: ignore[arg-type]
+        return replace(stmt, **fresh) if changed else None  # type: ignore[type-var]
 
     return rewrite(body, visit)
 
