@@ -102,7 +102,7 @@ class Result:
 
 def machine() -> dict[str, Any]:
     """What the numbers of this run depend on."""
-    from terrazzo.chips.cpu import host
+    from terrazzo.chips.cpu.description import host
 
     model = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():

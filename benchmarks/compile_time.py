@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm import jit
-from terrazzo.compiler import Lowering, inlined
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.compiler.driver import Lowering, inlined
 from terrazzo.dtypes import float32
 from terrazzo.graph.autodiff import grad_function
 from terrazzo.graph.ir import TensorType

@@ -129,7 +129,7 @@ def measure(path: Path, model: str, exporter: str, tokens: int, threads: int) ->
     """Decode with both engines in turns."""
     import onnxruntime as ort
 
-    from terrazzo.session import Session
+    from terrazzo.frontends.onnx.session import Session
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from terrazzo.chips.cpu import host
-from terrazzo.chips.cpu_gemm import lower_contraction
-from terrazzo.codegen.llvm.kernel import compile_function
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.gemm import lower_contraction
+from terrazzo.chips.cpu.llvm.kernel import compile_function
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph import fusion
 from terrazzo.graph.ir import TensorType
@@ -27,7 +28,6 @@ from terrazzo.graph.trace import trace
 from terrazzo.knobs import knobs
 from terrazzo.ops.activation import gelu
 from terrazzo.ops.contract import batch_matmul, linear, matmul
-from terrazzo.runtime import pool
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm.builder import Builder, Module, Val, bundle, vec
-from terrazzo.codegen.llvm.jit import compile_object, load_object
-from terrazzo.codegen.llvm.vmath import FUNCTIONS, emit
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm.builder import Builder, Module, Val, bundle, vec
+from terrazzo.chips.cpu.llvm.jit import compile_object, load_object
+from terrazzo.chips.cpu.llvm.vmath import FUNCTIONS, emit
 
 Array = NDArray[np.floating]
 CHUNK = 1 << 20

@@ -17,8 +17,8 @@ from typing import Any
 import llvmlite
 
 import terrazzo as tz
-from terrazzo.chips.cpu import avx2_spec
-from terrazzo.compiler import Lowering
+from terrazzo.chips.cpu.description import avx2_spec
+from terrazzo.compiler.driver import Lowering
 from terrazzo.graph.ir import OPERATORS, TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.knobs import knobs
@@ -183,8 +183,8 @@ def _schema_rows(domain: str) -> Iterator[tuple[str, list[int], tuple[str, ...]]
 
 def _ways_to_run(schema: Any) -> tuple[str, ...]:
     from terrazzo.frontends.onnx.registry import find
-    from terrazzo.session.host import CONTROL
-    from terrazzo.session.host_ops import HOST_OPS
+    from terrazzo.frontends.onnx.session.host import CONTROL
+    from terrazzo.frontends.onnx.session.host_ops import HOST_OPS
 
     domain, name = schema.domain, schema.name
     opset = schema.since_version if domain else max(schema.since_version, OLDEST_OPSET)

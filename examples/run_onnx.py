@@ -14,7 +14,7 @@ from onnx_models import bert, resnet
 
 import terrazzo as tz
 import terrazzo.ort as ort  # the one line to change in a program written for onnxruntime
-from terrazzo.cli_models import bench
+from terrazzo.tools.cli.models import bench
 
 rng = np.random.default_rng(0)
 MODELS = {

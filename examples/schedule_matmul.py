@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from terrazzo import te
-from terrazzo.chips.cpu import host
+from terrazzo.chips.cpu.description import host
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--size", type=int, default=1024)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo import api, compiler
+from terrazzo.calls import api
+from terrazzo.compiler import driver as compiler
 from terrazzo.errors import ArgumentError, DTypeError
 from terrazzo.knobs import knobs
 from terrazzo.runtime import fastcall, layout

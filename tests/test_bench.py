@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo import benchmark, torch_eager
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import MissingDependency, UnsupportedOperator
 from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
+from terrazzo.tools import benchmark
+from terrazzo.torch import eager as torch_eager
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import terrazzo as tz
-from terrazzo import cli
 from terrazzo.errors import ArgumentError, UnknownOperator
+from terrazzo.tools.cli import commands as cli
 
 SOURCE = '''
 import terrazzo as tz

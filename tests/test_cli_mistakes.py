@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo import cli
 from terrazzo.graph.ir import OPERATORS
+from terrazzo.tools.cli import commands as cli
 
 PROGRAM = """
 import terrazzo as tz

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from terrazzo import cli, cli_models
 from terrazzo.errors import ArgumentError, CompileError, ModelError, TerrazzoError
-from terrazzo.session import Session
+from terrazzo.frontends.onnx.session import Session
+from terrazzo.tools.cli import commands as cli
+from terrazzo.tools.cli import models as cli_models
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from onnx_models import bert, resnet

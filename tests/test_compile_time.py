@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering, inlined
+from terrazzo.base.shapes import dim
+from terrazzo.base.unwind import Walk, unwind
+from terrazzo.chips.cpu.description import host
+from terrazzo.compiler.driver import Lowering, inlined
 from terrazzo.dtypes import float32
 from terrazzo.expr import evaluate as expr_evaluate
 from terrazzo.graph.autodiff import grad_function
@@ -26,8 +28,6 @@ from terrazzo.graph.fusion import MOST_STAGES, fuse
 from terrazzo.graph.ir import Graph, TensorType, Value, constant
 from terrazzo.graph.trace import trace
 from terrazzo.loop import interpret
-from terrazzo.shapes import dim
-from terrazzo.unwind import Walk, unwind
 
 Body = Callable[..., Any]
 

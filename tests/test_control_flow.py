@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm.program import Repeat, calls_in
-from terrazzo.compiler import Options, compile_graph, inlined
-from terrazzo.control_flow import ControlLowering, is_native
+from terrazzo.base.shapes import dim
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm.program import Repeat, calls_in
+from terrazzo.compiler.control_flow import ControlLowering, is_native
+from terrazzo.compiler.driver import Options, compile_graph, inlined
 from terrazzo.dtypes import bool_, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.runtime.executable import Executable
-from terrazzo.shapes import dim
 
 
 def graph_of(function: Any, *types: TensorType) -> Graph:

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.compiler import compile_graph
+from terrazzo.base.scalar import OPS
+from terrazzo.base.shapes import Shape, dim
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
 from terrazzo.graph.autodiff import vjp_graph
@@ -24,8 +26,6 @@ from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, operator_named
 from terrazzo.graph.trace import trace
 from terrazzo.ops.fourier_loops import half_roots
-from terrazzo.scalar import OPS
-from terrazzo.shapes import Shape, dim
 
 sys.path[:0] = [str(Path(__file__).parent / "graph")]
 

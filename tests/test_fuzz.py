@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo import fuzz, samples
-from terrazzo.codegen.llvm import scalars
-from terrazzo.fuzz_programs import (
+from terrazzo.chips.cpu.llvm import scalars
+from terrazzo.graph.ir import OPERATORS
+from terrazzo.tools import samples
+from terrazzo.tools.fuzz import fuzzing as fuzz
+from terrazzo.tools.fuzz.programs import (
     RECIPES,
     Input,
     Program,
@@ -23,7 +25,6 @@ from terrazzo.fuzz_programs import (
     pruned,
     random_program,
 )
-from terrazzo.graph.ir import OPERATORS
 
 SECONDS = 10.0
 SEED = 11

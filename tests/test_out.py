@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.compiler import Lowering, compile_graph, inlined
+from terrazzo.compiler.driver import Lowering, compile_graph, inlined
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, TerrazzoError
 from terrazzo.graph.ir import Graph, TensorType, operator_named
 from terrazzo.graph.trace import trace
@@ -300,7 +300,7 @@ def test_a_pickled_operator_takes_it() -> None:
 
 
 def test_verify_runs_over_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from terrazzo import compiler
+    from terrazzo.compiler import driver as compiler
     from terrazzo.errors import VerifyError
 
     p, g, m = state(3, 6, 5)
@@ -318,7 +318,7 @@ def test_bench_takes_it() -> None:
 
 
 def test_the_cache_tells_what_is_written_over() -> None:
-    from terrazzo.compiler import Options, graph_key
+    from terrazzo.compiler.driver import Options, graph_key
 
     options = Options.now()
     graph = inlined(trace(lambda x: x * 2, [TensorType((4,), tz.float32)], "f")[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from terrazzo import progress
+from terrazzo.base import progress
 
 PROGRAM = """
 import numpy as np

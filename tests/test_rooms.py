@@ -121,7 +121,7 @@ def test_table_has_no_circle() -> None:
     ("room", "source"),
     [
         ("loop", "from terrazzo.expr import ir"),
-        ("expr", "import terrazzo.codegen.llvm"),
+        ("expr", "import terrazzo.chips.cpu.llvm"),
         ("loop", "def f():\n    from ..codegen import llvm"),
         ("ops", "from terrazzo.graph.fusion import fuse"),
         ("graph", "import terrazzo as tz"),
@@ -141,7 +141,7 @@ def test_upward_imports_are_found(room: str, source: str) -> None:
         ("expr", "from .nodes import Load"),
         ("ops", "from terrazzo.graph.ir import Node"),
         ("ops", "from terrazzo.graph.trace import Traced"),
-        ("runtime", "from terrazzo.codegen.llvm import emit"),
+        ("runtime", "from terrazzo.chips.cpu.llvm import emit"),
         ("loop", "import numpy\nfrom dataclasses import dataclass"),
     ],
 )

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terrazzo.errors import AxisError, BroadcastError, ShapeError
-from terrazzo.index import bounds, evaluate
-from terrazzo.shapes import (
+from terrazzo.base.shapes import (
     broadcast_shapes,
     contiguous_strides,
     dim,
@@ -19,6 +17,8 @@ from terrazzo.shapes import (
     normalize_axis,
     num_elements,
 )
+from terrazzo.errors import AxisError, BroadcastError, ShapeError
+from terrazzo.index import bounds, evaluate
 
 n, m = dims("n m")
 shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo import api
-from terrazzo.api import Compiled
+from terrazzo.calls import api
+from terrazzo.calls.api import Compiled
 
 SIZES = (5, 7, 8, 2, 9, 16, 1, 3, 0, 12, 8)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo import compiler, error_bounds, samples, verifier
-from terrazzo.codegen.llvm import scalars
+from terrazzo.chips.cpu.llvm import scalars
+from terrazzo.compiler import driver as compiler
 from terrazzo.dtypes import as_dtype, bfloat16, float16, float32, float64, int32
 from terrazzo.errors import ArgumentError, VerifyError
 from terrazzo.graph import fusion
@@ -25,7 +25,9 @@ from terrazzo.graph.rewrite import P, Wild, rewrite_rule
 from terrazzo.graph.trace import trace
 from terrazzo.loop.ir import For, Function
 from terrazzo.loop.ir import rewrite as rewrite_loops
-from terrazzo.verify_report import Row
+from terrazzo.tools import samples
+from terrazzo.tools.verify import error_bounds, verifier
+from terrazzo.tools.verify.report import Row
 
 quantized = importlib.import_module("terrazzo.graph.passes.quantized")
 QUICK: dict[str, Any] = {"dtypes": ["float32"], "kinds": ("random", "odd")}

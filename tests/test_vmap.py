@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.compiler import compile_graph
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArgumentError, AxisError, ShapeError
 from terrazzo.graph.autodiff import vjp_graph

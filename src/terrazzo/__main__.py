@@ -1,5 +1,5 @@
 """`python -m terrazzo` is the command `tz`."""
 
-from terrazzo.cli import main
+from terrazzo.tools.cli.commands import main
 
 main()

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from terrazzo.base.nests import flatten, mapped, pack
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.ir import Value
 from terrazzo.knobs import knobs
-from terrazzo.nests import flatten, mapped, pack
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.artifact import Over
 from terrazzo.runtime.targets import Repeated, Way, addresses_of, claim, require_array

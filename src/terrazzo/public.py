@@ -3,7 +3,8 @@
 from typing import Any
 
 from terrazzo import ops
-from terrazzo.api import bench, compile, jit, load, op, verify
+from terrazzo.base.shapes import dim, dims
+from terrazzo.calls.api import bench, compile, jit, load, op, verify
 from terrazzo.dtypes import (
     bfloat16,
     bool_,
@@ -29,7 +30,6 @@ from terrazzo.graph.autodiff import grad, jvp, value_and_grad, vjp
 from terrazzo.graph.batching import vmap
 from terrazzo.graph.ir import OPERATORS
 from terrazzo.runtime.profile import profile
-from terrazzo.shapes import dim, dims
 
 _HELPERS = {"Any", "OPERATORS", "ops"}
 _PRIVATE = {"constant", "dimension"}

@@ -65,7 +65,7 @@ def test_one_engine_is_measured(models: Any, tmp_path: Path, monkeypatch: pytest
                                 ) -> None:
     from onnx_models import resnet
 
-    from terrazzo.session import Session
+    from terrazzo.frontends.onnx.session import Session
 
     monkeypatch.setattr(models, "MOST_WAITING", 0.0)
     path = tmp_path / "tiny.onnx"

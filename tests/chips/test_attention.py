@@ -10,9 +10,10 @@ import pytest
 
 import terrazzo as tz
 import terrazzo.ops
-from terrazzo.chips.cpu import host
-from terrazzo.chips.cpu_attention import lower_attention
-from terrazzo.compiler import Lowering, compile_graph
+from terrazzo.base.shapes import dims
+from terrazzo.chips.cpu.attention import lower_attention
+from terrazzo.chips.cpu.description import host
+from terrazzo.compiler.driver import Lowering, compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import TensorType, operator_named
@@ -20,7 +21,6 @@ from terrazzo.graph.trace import trace
 from terrazzo.knobs import knobs
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Alloc, For, walk
-from terrazzo.shapes import dims
 
 attention = operator_named("scaled_dot_product_attention")
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo import error_bounds
-from terrazzo.chips import cpu_templates
-from terrazzo.chips.cpu import cpu_spec, host
-from terrazzo.chips.cpu_bfloat import adds_pairs, lower_bfloat_product
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu import templates as cpu_templates
+from terrazzo.chips.cpu.bfloat import adds_pairs, lower_bfloat_product
+from terrazzo.chips.cpu.description import cpu_spec, host
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.llvm.kernel import Kernel, compile_function, llvm_text
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.kernel import Kernel, compile_function, llvm_text
 from terrazzo.dtypes import DType, bfloat16, float32
 from terrazzo.expr.ir import Program
 from terrazzo.graph import fusion
@@ -29,7 +29,7 @@ from terrazzo.ops.activation import relu
 from terrazzo.ops.contract import batch_matmul, linear, matmul
 from terrazzo.ops.reduce import in_shape
 from terrazzo.ops.shape import permute_dims
-from terrazzo.runtime import pool
+from terrazzo.tools.verify import error_bounds
 
 M, N, K = Var("M"), Var("N"), Var("K")
 WITH_PAIRS = cpu_spec("cooperlake", "x86_64-unknown-linux-gnu", [

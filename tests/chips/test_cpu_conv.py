@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.chips import cpu_templates
-from terrazzo.chips.conv_shape import choose_tile
-from terrazzo.chips.cpu import avx2_spec, host, neon_spec
-from terrazzo.chips.cpu_conv import lower_convolution
+from terrazzo.base.shapes import dim
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu import templates as cpu_templates
+from terrazzo.chips.cpu.conv import lower_convolution
+from terrazzo.chips.cpu.conv_shape import choose_tile
+from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.llvm.kernel import compile_function, llvm_text
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.kernel import compile_function, llvm_text
-from terrazzo.compiler import Lowering
+from terrazzo.compiler.driver import Lowering
 from terrazzo.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int32
 from terrazzo.expr.convolution import match_convolution
 from terrazzo.expr.ir import Program
@@ -31,9 +33,7 @@ from terrazzo.loop.ir import Function, Tile, walk
 from terrazzo.loop.simplify import simplify
 from terrazzo.ops.activation import clip, gelu, relu
 from terrazzo.ops.conv import conv, convolve
-from terrazzo.runtime import pool
 from terrazzo.runtime.executable import Executable
-from terrazzo.shapes import dim
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host().vector_bits]
 Pads = tuple[tuple[int, int], ...]

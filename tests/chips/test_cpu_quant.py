@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import avx2_spec, host, neon_spec
-from terrazzo.chips.cpu_quant import lower_integer_product, without_bytes
+from terrazzo.base.scalar import Call, Const, Scalar, cast
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.llvm.kernel import compile_function, llvm_text
+from terrazzo.chips.cpu.quant import lower_integer_product, without_bytes
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.kernel import compile_function, llvm_text
-from terrazzo.compiler import Lowering
+from terrazzo.compiler.driver import Lowering
 from terrazzo.dtypes import DType, as_dtype, float32, int8, int16, int32, int64, uint8
 from terrazzo.expr.ir import Program
 from terrazzo.graph import fusion
@@ -35,9 +37,7 @@ from terrazzo.ops.quant import (
     saturated,
 )
 from terrazzo.ops.shape import permute_dims
-from terrazzo.runtime import pool
 from terrazzo.runtime.executable import Executable
-from terrazzo.scalar import Call, Const, Scalar, cast
 
 WIDTHS = [bits for bits in (256, 512) if bits <= host().vector_bits]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import avx2_spec, host
-from terrazzo.compiler import Lowering, level_text
+from terrazzo.chips.cpu.description import avx2_spec, host
+from terrazzo.compiler.driver import Lowering, level_text
 from terrazzo.knobs import knobs
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import host
-from terrazzo.chips.cpu_division import by_threads, thread_counts
-from terrazzo.chips.cpu_templates import lower
+from terrazzo.base.scalar import Scalar
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.division import by_threads, thread_counts
+from terrazzo.chips.cpu.llvm.kernel import compile_function
+from terrazzo.chips.cpu.templates import lower
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm.kernel import compile_function
-from terrazzo.compiler import Lowering
+from terrazzo.compiler.driver import Lowering
 from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
@@ -27,8 +29,6 @@ from terrazzo.ops.activation import gelu, relu
 from terrazzo.ops.attention import scaled_dot_product_attention
 from terrazzo.ops.contract import batch_matmul, linear, matmul
 from terrazzo.ops.conv import convolve
-from terrazzo.runtime import pool
-from terrazzo.scalar import Scalar
 
 MANY = 16
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import avx2_spec, host, neon_spec
-from terrazzo.chips.cpu_gemm import lower_contraction
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
+from terrazzo.chips.cpu.gemm import lower_contraction
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.llvm.kernel import Kernel, compile_function, llvm_text
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.kernel import Kernel, compile_function, llvm_text
 from terrazzo.dtypes import DType, bfloat16, float16, float32, float64, int32
 from terrazzo.expr.ir import Program
 from terrazzo.graph import fusion
@@ -26,7 +27,6 @@ from terrazzo.ops.activation import gelu, relu
 from terrazzo.ops.contract import batch_matmul, linear, matmul
 from terrazzo.ops.reduce import in_shape
 from terrazzo.ops.shape import permute_dims
-from terrazzo.runtime import pool
 
 WIDTHS = [bits for bits in (256, 512) if bits <= host().vector_bits]
 M, N, K = Var("M"), Var("N"), Var("K")

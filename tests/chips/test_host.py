@@ -8,7 +8,7 @@ from pathlib import Path
 import llvmlite
 import pytest
 
-from terrazzo.chips import cpu
+from terrazzo.chips.cpu import description as cpu
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import Cache
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from terrazzo.chips import ChipSpec, LaunchRules
-from terrazzo.chips.cpu import avx2_spec, cpu_spec, host, neon_spec, usable_cores
+from terrazzo.chips.cpu.description import avx2_spec, cpu_spec, host, neon_spec, usable_cores
 from terrazzo.errors import KnobError
 from terrazzo.knobs import knobs
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import host
-from terrazzo.chips.cpu_templates import lower
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm.kernel import compile_function
+from terrazzo.chips.cpu.templates import lower
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm.kernel import compile_function
-from terrazzo.compiler import Lowering
+from terrazzo.compiler.driver import Lowering
 from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
@@ -27,7 +28,6 @@ from terrazzo.knobs import knobs
 from terrazzo.ops.attention import scaled_dot_product_attention
 from terrazzo.ops.contract import batch_matmul, matmul
 from terrazzo.ops.conv import convolve
-from terrazzo.runtime import pool
 
 PROMISED_BLOCK, PROMISED_WINDOW, CHANCE = 192, 384, 1.04
 WIDTHS = [bits for bits in (256, 512) if bits <= host().vector_bits]

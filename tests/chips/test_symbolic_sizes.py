@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.api import lower
+from terrazzo.base.shapes import dim
+from terrazzo.calls.api import lower
 from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
-from terrazzo.shapes import dim
 
 H, W, N = dim("h"), dim("w"), dim("n")
 

@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm.builder import Builder, Module, Val, bundle, const, iota, vec
-from terrazzo.codegen.llvm.jit import compile_object, load_object
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm.builder import Builder, Module, Val, bundle, const, iota, vec
+from terrazzo.chips.cpu.llvm.jit import compile_object, load_object
 
 V8 = "<8 x float>"
 

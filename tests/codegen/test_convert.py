@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host
-from terrazzo.codegen import elf
-from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.builder import Builder, Module, Val, vec
-from terrazzo.codegen.llvm.convert import from_f32, to_f32
-from terrazzo.codegen.llvm.helpers import helpers
-from terrazzo.codegen.llvm.jit import compile_object, load_object
+from terrazzo.chips.cpu import elf
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.llvm.builder import Builder, Module, Val, vec
+from terrazzo.chips.cpu.llvm.convert import from_f32, to_f32
+from terrazzo.chips.cpu.llvm.helpers import helpers
+from terrazzo.chips.cpu.llvm.jit import compile_object, load_object
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
 from terrazzo.graph.ir import OPERATORS, TensorType
 from terrazzo.graph.trace import trace
-from terrazzo.verifier import Subject
+from terrazzo.tools.verify.verifier import Subject
 
 LANES = 16
 # name for convert -> (LLVM element type in memory, numpy type, integers of the same width)

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host, neon_spec
-from terrazzo.codegen import elf
-from terrazzo.codegen.llvm import jit
-from terrazzo.compiler import Lowering
+from terrazzo.chips.cpu import elf
+from terrazzo.chips.cpu.description import host, neon_spec
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.compiler.driver import Lowering
 from terrazzo.errors import ArtifactError, CodegenError
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace

@@ -12,9 +12,9 @@ import time
 import pytest
 
 from terrazzo.chips import ChipSpec
-from terrazzo.chips.cpu import avx2_spec, cpu_spec, host, neon_spec
-from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.jit import OptLevel
+from terrazzo.chips.cpu.description import avx2_spec, cpu_spec, host, neon_spec
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.llvm.jit import OptLevel
 from terrazzo.errors import CodegenError
 
 i64 = ctypes.c_int64
@@ -230,7 +230,7 @@ def test_loading_is_quick() -> None:
 
 def test_importing_does_not_load_llvm() -> None:
     program = (
-        "import sys, terrazzo.codegen.llvm.jit, terrazzo.chips.cpu\n"
+        "import sys, terrazzo.chips.cpu.llvm.jit, terrazzo.chips.cpu\n"
         "assert not any(name.startswith('llvmlite') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

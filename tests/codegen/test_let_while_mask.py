@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm.kernel import compile_function
+from terrazzo.base.scalar import Const, cast
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm.kernel import compile_function
 from terrazzo.dtypes import float32, int32, int64
 from terrazzo.index import Var
 from terrazzo.loop.interpret import run
@@ -22,7 +23,6 @@ from terrazzo.loop.ir import (
     While,
     block,
 )
-from terrazzo.scalar import Const, cast
 
 
 def both(function: Function, *arrays: np.ndarray) -> list[list[np.ndarray]]:

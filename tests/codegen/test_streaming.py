@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm.kernel import compile_function, llvm_text
+from terrazzo.base.scalar import call
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm.kernel import compile_function, llvm_text
 from terrazzo.dtypes import DType, bfloat16, float32
 from terrazzo.index import Var
 from terrazzo.loop.ir import Buffer, For, Function, Store
-from terrazzo.runtime import pool
-from terrazzo.scalar import call
 
 
 def copying(dtype: DType) -> Function:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import avx2_spec, host, neon_spec
-from terrazzo.compiler import Lowering
+from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
+from terrazzo.compiler.driver import Lowering
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace

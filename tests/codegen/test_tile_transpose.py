@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import host
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm.kernel import compile_function
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm.kernel import compile_function
 from terrazzo.dtypes import DType, bfloat16, bool_, float32, float64, int8
 from terrazzo.index import Var
 from terrazzo.knobs import knobs
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Buffer, Function
 from terrazzo.loop.tile_transpose import transposed_copy
-from terrazzo.runtime import pool
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host().vector_bits]
 LDD, LDS = 80, 72

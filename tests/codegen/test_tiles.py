@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import avx2_spec, host, neon_spec
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.llvm.kernel import compile_function, llvm_text
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.kernel import compile_function, llvm_text
 from terrazzo.dtypes import DType, bfloat16, float16, float32, float64
 from terrazzo.index import Index, Var
 from terrazzo.knobs import knobs
@@ -16,7 +17,6 @@ from terrazzo.loop import interpret
 from terrazzo.loop.ir import Buffer, Function, Stmt
 from terrazzo.loop.pair_tile import pair_panel, pair_rows, pair_tile
 from terrazzo.loop.tiles import dot_tile, fma_rows, fma_tile, transpose_tile
-from terrazzo.runtime import pool
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host().vector_bits]
 SIZES = Var("k"), Var("columns")

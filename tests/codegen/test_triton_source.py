@@ -24,6 +24,9 @@ if __name__ != "__main__":
     import pytest
 
     import terrazzo.ops  # fills OPERATORS
+    from terrazzo.base.scalar import LIBM, OPS, Axis, Call, FromIndex, call, cast, const, where
+    from terrazzo.base.scalar import reduce as reduce_scalar
+    from terrazzo.base.shapes import dims
     from terrazzo.chips.cuda import h100, h200
     from terrazzo.chips.spec import ChipSpec, LaunchRules
     from terrazzo.codegen.triton import triton_source
@@ -53,9 +56,6 @@ if __name__ != "__main__":
     from terrazzo.graph.trace import trace
     from terrazzo.index import Var
     from terrazzo.index import evaluate as index_value
-    from terrazzo.scalar import LIBM, OPS, Axis, Call, FromIndex, call, cast, const, where
-    from terrazzo.scalar import reduce as reduce_scalar
-    from terrazzo.shapes import dims
 
     pytestmark = pytest.mark.triton
 

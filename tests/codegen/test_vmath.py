@@ -11,10 +11,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm.builder import Builder, Module, Val, const
-from terrazzo.codegen.llvm.vmath import FUNCTIONS, emit
-from terrazzo.scalar import OPS
+from terrazzo.base.scalar import OPS
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm.builder import Builder, Module, Val, const
+from terrazzo.chips.cpu.llvm.vmath import FUNCTIONS, emit
 
 
 def _load_benchmark() -> ModuleType:

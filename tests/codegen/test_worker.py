@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm import jit, worker
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit, worker
 from terrazzo.errors import CodegenError
 
 TEXT = "define i64 @answer() {\n  ret i64 42\n}\n"
@@ -89,6 +89,7 @@ def test_the_other_process_loads_what_it_needs_alone() -> None:
     loaded = set(finished.stdout.split())
     ours = {name for name in loaded if name.startswith("terrazzo.")}
     assert "llvmlite.binding" in loaded
-    assert ours == {"terrazzo.codegen", "terrazzo.codegen.llvm", "terrazzo.codegen.llvm.compile",
-                    "terrazzo.codegen.llvm.server", "terrazzo.errors"}
+    assert ours == {
+        "terrazzo.chips", "terrazzo.chips.cpu", "terrazzo.chips.cpu.llvm", "terrazzo.errors",
+        "terrazzo.chips.cpu.llvm.compile", "terrazzo.chips.cpu.llvm.server"}
     assert not loaded & {"numpy", "onnx", "torch", "logging", "subprocess"}

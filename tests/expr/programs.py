@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import as_scalar, call, reduce, where
 from terrazzo.expr import evaluate
 from terrazzo.expr.ir import Program, Tensor, compute, placeholder, reduce_axis
 from terrazzo.expr.lower import lower
@@ -16,7 +17,6 @@ from terrazzo.index import evaluate as number
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Function
 from terrazzo.loop.simplify import simplify
-from terrazzo.scalar import as_scalar, call, reduce, where
 
 Sizes = Mapping[Var, int]
 

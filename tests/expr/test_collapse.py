@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from terrazzo.base.scalar import FromIndex, call, cast, reduce
 from terrazzo.dtypes import float32, int64
 from terrazzo.expr import evaluate
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.ir import Program, compute, placeholder, reduce_axis
-from terrazzo.scalar import FromIndex, call, cast, reduce
 
 
 def program(output, inputs, kind="pointwise", stages=None, **attrs):

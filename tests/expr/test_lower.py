@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import chain, check, conv1d, layer_norm, matmul, run_loops, softmax, stencil
 
+from terrazzo.base.scalar import Axis, Load, Reduce, as_scalar, call, reduce
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import bfloat16, float32, int32
 from terrazzo.errors import ScheduleError
 from terrazzo.expr import evaluate
@@ -20,8 +22,6 @@ from terrazzo.expr.schedule import Schedule
 from terrazzo.expr.tensorize import INTRINSICS, Intrinsic, Pattern, register_intrinsic
 from terrazzo.index import Var
 from terrazzo.loop.ir import Alloc, For, If, Stmt, Store, Tile, TileIntrinsic, walk
-from terrazzo.scalar import Axis, Load, Reduce, as_scalar, call, reduce
-from terrazzo.shapes import dim
 
 S = Schedule
 m, n, k = dim("m"), dim("n"), dim("k")

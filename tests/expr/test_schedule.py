@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from programs import chain, layer_norm, matmul, softmax
 
+from terrazzo.base.scalar import reduce
 from terrazzo.errors import ScheduleError
 from terrazzo.expr.ir import Program, compute, placeholder, reduce_axis
 from terrazzo.expr.plan import plan
 from terrazzo.expr.schedule import STEPS, Schedule, default_schedule
-from terrazzo.scalar import reduce
 
 TILED = (
     Schedule()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering
+from terrazzo.chips.cpu.description import host
+from terrazzo.compiler.driver import Lowering
 from terrazzo.dtypes import DType, float32, float64
 from terrazzo.expr.structure import structure
 from terrazzo.graph.ir import TensorType

@@ -11,6 +11,7 @@ import pytest
 
 import terrazzo as tz
 import terrazzo.graph.autodiff as autodiff
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import float16, float32, float64, int32, int64
 from terrazzo.errors import GradientError, NotDifferentiable
 from terrazzo.graph.autodiff import (
@@ -39,7 +40,6 @@ from terrazzo.ops.elementwise import (
     tanh,
     where,
 )
-from terrazzo.shapes import dim
 
 X = np.array([0.3, -1.2, 2.0])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import bfloat16, float16, float32, int32
 from terrazzo.graph.evaluate import bind_dims, run
 from terrazzo.graph.ir import OPERATORS, TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.ops.elementwise import exp, log
-from terrazzo.shapes import dims
 
 
 def test_runs_node_by_node(rng: np.random.Generator) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import bool_, float32, int64
 from terrazzo.errors import ArgumentError, UnknownOperator
 from terrazzo.graph.ir import (
@@ -20,7 +21,6 @@ from terrazzo.graph.ir import (
 )
 from terrazzo.graph.trace import trace
 from terrazzo.ops.elementwise import add, exp, multiply, tanh, where
-from terrazzo.shapes import dim
 
 F4 = TensorType((4,), float32)
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from terrazzo.base.nests import pack
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import float32
 from terrazzo.errors import ArgumentError, TracedControlFlow
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.graph.trace import trace
-from terrazzo.nests import pack
 from terrazzo.ops.elementwise import exp
-from terrazzo.shapes import dim
 
 F4 = TensorType((4,), float32)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from terrazzo.base.scalar import Call, FromIndex, Scalar, as_scalar, call, where
+from terrazzo.base.scalar import walk as walk_scalar
 from terrazzo.dtypes import float32, int64
 from terrazzo.index import Index, Var
 from terrazzo.loop import interpret
 from terrazzo.loop.conditions import cut_at_conditions
 from terrazzo.loop.ir import Buffer, For, Function, If, Store, walk
-from terrazzo.scalar import Call, FromIndex, Scalar, as_scalar, call, where
-from terrazzo.scalar import walk as walk_scalar
 
 X, Y, Z = (Buffer(name, float32, 440) for name in "xyz")
 I, J = Var("i", 0, 9), Var("j", 0, 39)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from terrazzo.base.scalar import as_scalar
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import int64
 from terrazzo.index import Index, Mod, Var, ceildiv
 from terrazzo.loop import interpret
 from terrazzo.loop.digits import by_digits
 from terrazzo.loop.ir import Buffer, For, Function, Stmt, Store, indices_of, walk
-from terrazzo.scalar import as_scalar
-from terrazzo.shapes import dim
 
 h, w = dim("h"), dim("w")
 begin, end, task = Var("begin", 0), Var("end", 0), Var("task", 0)

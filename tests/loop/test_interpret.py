@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from terrazzo.base.scalar import as_scalar, call, cast, const, where
 from terrazzo.dtypes import bfloat16, float32, int32
 from terrazzo.errors import IndexOutOfRange
 from terrazzo.index import Index, Var, minimum
@@ -22,7 +23,6 @@ from terrazzo.loop.ir import (
     TileIntrinsic,
     block,
 )
-from terrazzo.scalar import as_scalar, call, cast, const, where
 
 n = Var("n")
 i, j = Var("i", 0, n - 1), Var("j", 0, None)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from programs import chain, layer_norm, matmul, run_loops, softmax, stencil
 
+from terrazzo.base.scalar import call, const
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import float32
 from terrazzo.expr import evaluate
 from terrazzo.expr.ir import Program
@@ -25,8 +27,6 @@ from terrazzo.loop.simplify import (
     simplify,
     unit_loops,
 )
-from terrazzo.scalar import call, const
-from terrazzo.shapes import dim
 
 S = Schedule
 n, rows = dim("n"), dim("rows")

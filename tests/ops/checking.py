@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import terrazzo.ops  # noqa: F401  (registers every operator)
+from terrazzo.base.shapes import Shape, dim, num_elements
 from terrazzo.dtypes import as_dtype
 from terrazzo.expr import evaluate as expr_evaluate
 from terrazzo.expr.ir import Program, Tensor, placeholder, reads
@@ -27,7 +28,6 @@ from terrazzo.graph.trace import trace
 from terrazzo.index import Var
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Buffer, Function
-from terrazzo.shapes import Shape, dim, num_elements
 
 # A few units in the last place: a reference and its rival may round in another order.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}

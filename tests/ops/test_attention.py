@@ -19,10 +19,10 @@ from checking import (
 )
 
 import terrazzo as tz
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import float32
 from terrazzo.errors import RankError, ShapeError
 from terrazzo.graph.ir import TensorType
-from terrazzo.shapes import dims
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -17,12 +17,12 @@ from checking import (
     type_of,
 )
 
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import as_dtype, bool_, float32
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.ops.contract import einsum
-from terrazzo.shapes import dims
 
 MATRICES = [
     ((3, 4), (4, 5)), ((1, 1), (1, 1)), ((1, 7), (7, 1)), ((2, 3, 4), (2, 4, 5)),

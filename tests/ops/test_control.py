@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from checking import check_gradient, close, draw, evaluate, op
 
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import float32, int64
 from terrazzo.errors import ArgumentError, DTypeError, NotDifferentiable, ShapeError
 from terrazzo.graph.autodiff import grad_graph
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.graph.trace import trace
-from terrazzo.shapes import dims
 
 cond, while_loop, scan = op("cond"), op("while_loop"), op("scan")
 

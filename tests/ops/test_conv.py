@@ -19,11 +19,11 @@ from checking import (
 )
 
 import terrazzo as tz
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import float32
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError
 from terrazzo.graph.ir import TensorType
 from terrazzo.ops.conv import conv, conv_transpose, convolve
-from terrazzo.shapes import dim
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

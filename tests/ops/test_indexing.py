@@ -10,6 +10,7 @@ import pytest
 from checking import check, check_gradient, close, draw, from_torch, op, to_torch
 
 import terrazzo as tz
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import bool_, float16, float32, int64
 from terrazzo.errors import (
     ArgumentError,
@@ -25,7 +26,6 @@ from terrazzo.graph.autodiff import grad_graph
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.graph.trace import trace
-from terrazzo.shapes import dims
 
 FAR = np.array([[0, 99, -1], [-99, 2, -2]])  # wraps and clips
 

@@ -16,10 +16,10 @@ from checking import (
     to_torch,
 )
 
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import as_dtype, float32
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError
 from terrazzo.graph.ir import TensorType
-from terrazzo.shapes import dims
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

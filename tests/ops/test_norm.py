@@ -17,10 +17,10 @@ from checking import (
     to_torch,
 )
 
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import as_dtype, float32
 from terrazzo.errors import RankError, ShapeError
 from terrazzo.graph.ir import TensorType
-from terrazzo.shapes import dims
 
 FLOATS = ["float64", "float32", *HALVES]
 torch = pytest.importorskip("torch")

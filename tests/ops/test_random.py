@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from checking import check, evaluate, op
 
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import float32
 from terrazzo.errors import ArgumentError, DTypeError
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.ops.random import philox_numpy
-from terrazzo.shapes import dims
 
 SEED = np.uint64(0x243F6A8885A308D3)
 

@@ -9,7 +9,8 @@ import pytest
 from checking import check, close, op, type_of
 
 import terrazzo as tz
-from terrazzo.compiler import compile_graph
+from terrazzo.base.shapes import dim
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.dtypes import float32
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError
 from terrazzo.graph.evaluate import run
@@ -17,7 +18,6 @@ from terrazzo.graph.ir import TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.ops.recurrent import units_of_tile
 from terrazzo.ops.recurrent_cells import ACTIVATIONS
-from terrazzo.shapes import dim
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 NAMES = ("x", "w", "r", "b", "lengths", "h", "c", "p")

@@ -18,10 +18,10 @@ from checking import (
     to_torch,
 )
 
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import as_dtype, float32, int64
 from terrazzo.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from terrazzo.graph.ir import TensorType
-from terrazzo.shapes import dims
 
 CASES = [
     ((), None), ((5,), None), ((5,), 0), ((3, 4), -1), ((3, 4), 0), ((2, 3, 4), (0, 2)),

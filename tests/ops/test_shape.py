@@ -10,6 +10,7 @@ import pytest
 from checking import check, check_gradient, draw, op
 
 import terrazzo as tz
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import float32
 from terrazzo.errors import (
     ArgumentError,
@@ -21,7 +22,6 @@ from terrazzo.errors import (
 from terrazzo.expr.ir import compute, placeholder
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.ops.shape import matching_groups
-from terrazzo.shapes import dims
 
 # operator, shape of x, attributes, numpy's answer
 CASES: list[tuple[str, tuple[int, ...], dict[str, Any], Callable[[np.ndarray], Any]]] = [

@@ -10,10 +10,10 @@ from by_onnx import by_onnx
 from checking import check, check_gradient, close, draw, evaluate, op
 
 import terrazzo as tz
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import float32, int32
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError
 from terrazzo.graph.ir import TensorType, Value
-from terrazzo.shapes import dim
 
 
 def by_numpy(x: np.ndarray, axis: int, length: int | None, inverse: bool, onesided: bool

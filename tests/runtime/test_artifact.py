@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering, compile_graph
+from terrazzo.base.shapes import dim
+from terrazzo.chips.cpu.description import host
+from terrazzo.compiler.driver import Lowering, compile_graph
 from terrazzo.dtypes import bfloat16, float32, int64
 from terrazzo.errors import ArtifactError, CpuFeatureError
 from terrazzo.graph.ir import TensorType
@@ -26,7 +27,6 @@ from terrazzo.runtime import artifact as module
 from terrazzo.runtime.artifact import Artifact, pack, unpack
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.hosted import HostedExecutable
-from terrazzo.shapes import dim
 
 TABLE = np.arange(12, dtype=np.float32).reshape(3, 4)
 

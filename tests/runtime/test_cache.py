@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from terrazzo.chips.cpu import avx2_spec, host, neon_spec
+from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
 from terrazzo.knobs import knobs
 from terrazzo.runtime import cache as cache_module
 from terrazzo.runtime.cache import Cache, NoCache, array_digests, default_cache, make_key

@@ -16,7 +16,7 @@ import pytest
 
 import terrazzo as tz
 import terrazzo.errors
-from terrazzo.compiler import Lowering, Options, compile_graph, graph_key
+from terrazzo.compiler.driver import Lowering, Options, compile_graph, graph_key
 from terrazzo.graph.ir import Graph, TensorType, apply
 from terrazzo.graph.rewrite import P, Rule, RuleTable, Wild, rewrite_rule
 from terrazzo.graph.trace import trace
@@ -272,7 +272,7 @@ def test_a_call_never_takes_what_another_thread_compiled_under_other_settings() 
 def test_sessions_of_several_levels_side_by_side(tmp_path: Path) -> None:
     from onnx import TensorProto, helper
 
-    from terrazzo.session import Session
+    from terrazzo.frontends.onnx.session import Session
 
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (4,)) for n in "xy"]
     nodes = [helper.make_node("Identity", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["i"]),
@@ -321,7 +321,7 @@ def test_a_dump_is_printed_for_a_cached_model(tmp_path: Path,
                                               capsys: pytest.CaptureFixture[str]) -> None:
     from onnx import TensorProto, helper
 
-    from terrazzo.session import Session
+    from terrazzo.frontends.onnx.session import Session
 
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (4,)) for n in "xy"]
     model = helper.make_model(

@@ -13,7 +13,14 @@ import pytest
 
 import terrazzo as tz
 import terrazzo.errors
-from terrazzo.compiler import Lowering, Options, compile_graph, graph_key, inlined, load_compiled
+from terrazzo.compiler.driver import (
+    Lowering,
+    Options,
+    compile_graph,
+    graph_key,
+    inlined,
+    load_compiled,
+)
 from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.knobs import knobs

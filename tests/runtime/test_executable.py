@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.compiler import compile_graph
+from terrazzo.base.shapes import dim
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.dtypes import float32
 from terrazzo.errors import ArgumentError, DTypeError, OutOfMemory, ShapeError
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.runtime.executable import Executable
-from terrazzo.shapes import dim
 
 N, M = dim("n"), dim("m")
 

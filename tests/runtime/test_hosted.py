@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo import control_flow
-from terrazzo.compiler import compile_graph
+from terrazzo.base.shapes import dim
+from terrazzo.compiler import control_flow
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.dtypes import bool_, float32
 from terrazzo.graph.autodiff import vjp_graph
 from terrazzo.graph.evaluate import run
@@ -17,7 +18,6 @@ from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.hosted import HostedExecutable, needs_host, to_numpy
-from terrazzo.shapes import dim
 
 
 @pytest.fixture(params=["native", "host"], autouse=True)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering
+from terrazzo.base.shapes import dim
+from terrazzo.chips.cpu.description import host
+from terrazzo.compiler.driver import Lowering
 from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.index import evaluate, free_vars
 from terrazzo.knobs import knobs
 from terrazzo.runtime.plan import ALIGN, MemoryPlan, byte_size
-from terrazzo.shapes import dim
 
 
 def lowering(function: Any, *shapes: Any) -> Lowering:

@@ -13,10 +13,10 @@ import time
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import host, neon_spec
-from terrazzo.codegen.llvm import jit
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host, neon_spec
+from terrazzo.chips.cpu.llvm import jit
 from terrazzo.knobs import knobs
-from terrazzo.runtime import pool
 
 i64, pointer = ctypes.c_int64, ctypes.c_void_p
 

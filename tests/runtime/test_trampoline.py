@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from terrazzo.runtime.trampoline import python_function
+from terrazzo.chips.cpu.trampoline import python_function
 
 i64, pointer = ctypes.c_int64, ctypes.c_void_p
 

@@ -227,9 +227,9 @@ def mutant(seed: int, number: int) -> bytes:
 # ---------------------------------------------------------------- trying
 def attempt(data: bytes) -> str:
     """What became of a mutant: "runs" or "refused"; any other exception is a failure."""
-    from terrazzo.cli_models import random_inputs
     from terrazzo.errors import TerrazzoError
-    from terrazzo.session import Session
+    from terrazzo.frontends.onnx.session import Session
+    from terrazzo.tools.cli.models import random_inputs
 
     try:
         session = Session(data)
@@ -247,7 +247,7 @@ def _worker(connection: Connection, memory: int) -> None:
     import logging
 
     logging.disable(logging.CRITICAL)
-    import terrazzo.session  # noqa: F401  before the limit, which is for mutants
+    import terrazzo.frontends.onnx.session  # noqa: F401  before the limit, which is for mutants
 
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     while True:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from terrazzo.errors import ModelError
+from terrazzo.frontends.onnx.session import Session
+from terrazzo.frontends.onnx.session.block import Block
 from terrazzo.knobs import knobs
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.executable import Executable
-from terrazzo.session import Session
-from terrazzo.session.block import Block
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402

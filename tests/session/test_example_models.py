@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from terrazzo.session import Session
+from terrazzo.frontends.onnx.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from onnx_models import bert, resnet

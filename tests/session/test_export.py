@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import terrazzo.ort as ort
-from terrazzo.session import Session
+from terrazzo.frontends.onnx.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends" / "onnx"))
 from models import model, node

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from terrazzo.errors import ModelError, OutOfMemory
-from terrazzo.session import Session
+from terrazzo.frontends.onnx.session import Session
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fuzz_models

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from terrazzo.errors import IndexOutOfRange, ModelError
-from terrazzo.session.host_ops import HOST_OPS
+from terrazzo.frontends.onnx.session.host_ops import HOST_OPS
 
 pytestmark = pytest.mark.onnx
 

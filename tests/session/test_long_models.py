@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.compiler import Lowering, Options, inlined
-from terrazzo.session import Session
+from terrazzo.compiler.driver import Lowering, Options, inlined
+from terrazzo.frontends.onnx.session import Session
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402

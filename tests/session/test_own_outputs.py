@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.session import Session
+from terrazzo.frontends.onnx.session import Session
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402

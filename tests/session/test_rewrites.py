@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from terrazzo.frontends.onnx.session import Session
+from terrazzo.frontends.onnx.session.report import report
 from terrazzo.graph.rewrite import LEVELS
-from terrazzo.session import Session
-from terrazzo.session.report import report
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "frontends" / "onnx")]
 from models import model, node  # noqa: E402

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 import terrazzo as tz
 from terrazzo.errors import ModelError, UnsupportedOperator
-from terrazzo.session import Session
+from terrazzo.frontends.onnx.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends" / "onnx"))
 from models import model, node

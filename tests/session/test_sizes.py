@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from terrazzo.errors import TerrazzoError
-from terrazzo.session import CompiledModel, Session
+from terrazzo.frontends.onnx.session import CompiledModel, Session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends" / "onnx"))
 from models import model, node

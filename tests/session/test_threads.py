@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from terrazzo.session import Session
+from terrazzo.frontends.onnx.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from onnx_models import bert, resnet

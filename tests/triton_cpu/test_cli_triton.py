@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from terrazzo import cli, cli_triton
 from terrazzo.errors import ArgumentError, MissingDependency
+from terrazzo.tools.cli import commands as cli
+from terrazzo.tools.cli import triton as cli_triton
 
 pytest.importorskip("torch")
 

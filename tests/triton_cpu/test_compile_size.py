@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from terrazzo.chips.cpu import host
+from terrazzo.chips.cpu.description import host
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")

@@ -14,20 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.expr.ir import Tensor
-from terrazzo.index import (
-    Index,
-    Max,
-    Var,
-    evaluate,
-    free_vars,
-    maximum,
-    minimum,
-    proves_le,
-    substitute,
-)
-from terrazzo.loop.bounds import Interval, interval_of
-from terrazzo.scalar import (
+from terrazzo.base.scalar import (
     Axis,
     Call,
     Const,
@@ -41,6 +28,19 @@ from terrazzo.scalar import (
     children,
     rewrite,
 )
+from terrazzo.expr.ir import Tensor
+from terrazzo.index import (
+    Index,
+    Max,
+    Var,
+    evaluate,
+    free_vars,
+    maximum,
+    minimum,
+    proves_le,
+    substitute,
+)
+from terrazzo.loop.bounds import Interval, interval_of
 
 _MOST_TRIED = 1 << 20  # indices that are tried out one by one: a tenth of a second
 

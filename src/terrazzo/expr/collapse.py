@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from terrazzo.expr.ir import Program, Tensor
-from terrazzo.index import Index, IndexExpr, Var, coefficient, free_vars, substitute
-from terrazzo.scalar import (
+from terrazzo.base.scalar import (
     Axis,
     FromIndex,
     Load,
@@ -23,6 +21,8 @@ from terrazzo.scalar import (
     substitute_indices,
     walk,
 )
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.index import Index, IndexExpr, Var, coefficient, free_vars, substitute
 
 
 def collapse(program: Program) -> Program:
@@ -120,7 +120,7 @@ class _State:
         def reindex(indices: Sequence[Index | Scalar]) -> tuple[Index | Scalar, ...]:
             first, second = indices[d], indices[d + 1]
             if isinstance(first, Scalar) or isinstance(second, Scalar):
-                from terrazzo.scalar import as_scalar
+                from terrazzo.base.scalar import as_scalar
 
                 joint: Index | Scalar = as_scalar(first) * as_scalar(inner) + as_scalar(second)
             else:

@@ -11,18 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from terrazzo.expr.ir import Program, Tensor
-from terrazzo.index import (
-    FloorDiv,
-    Index,
-    IndexExpr,
-    Sum,
-    Var,
-    coefficient,
-    free_vars,
-    substitute,
-)
-from terrazzo.scalar import (
+from terrazzo.base.scalar import (
     Axis,
     Call,
     Const,
@@ -34,7 +23,18 @@ from terrazzo.scalar import (
     substitute_indices,
     walk,
 )
-from terrazzo.shapes import contiguous_strides
+from terrazzo.base.shapes import contiguous_strides
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.index import (
+    FloorDiv,
+    Index,
+    IndexExpr,
+    Sum,
+    Var,
+    coefficient,
+    free_vars,
+    substitute,
+)
 
 CHANNEL = "c"  # how `convolve` calls its axis of channels
 

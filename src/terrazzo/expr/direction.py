@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from terrazzo.base.scalar import Axis, Reduce, Scalar, loads, walk
+from terrazzo.base.shapes import num_elements
 from terrazzo.expr.ir import Tensor
 from terrazzo.index import bounds, coefficient
-from terrazzo.scalar import Axis, Reduce, Scalar, loads, walk
-from terrazzo.shapes import num_elements
 
 UNKNOWN = 1 << 20  # elements of a tensor whose size nothing is known about
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.expr.ir import Program, Tensor, load
-from terrazzo.index import Var, evaluate
-from terrazzo.loop.interpret import apply, convert
-from terrazzo.scalar import (
+from terrazzo.base.scalar import (
     REDUCTIONS,
     Axis,
     Call,
@@ -26,7 +23,10 @@ from terrazzo.scalar import (
     identity_of,
     parts,
 )
-from terrazzo.unwind import Walk, unwind
+from terrazzo.base.unwind import Walk, unwind
+from terrazzo.expr.ir import Program, Tensor, load
+from terrazzo.index import Var, evaluate
+from terrazzo.loop.interpret import apply, convert
 
 
 def run(program: Program, arrays: Sequence[np.ndarray],

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from terrazzo.base.scalar import FromIndex, Reduce, Scalar, call, rewrite, substitute_indices
 from terrazzo.dtypes import int64
 from terrazzo.expr.reductions import rename_axes
 from terrazzo.expr.schedule import Fuse, Split
@@ -29,7 +30,6 @@ from terrazzo.index import (
     substitute,
 )
 from terrazzo.loop.bounds import Interval, clip, interval_of, length
-from terrazzo.scalar import FromIndex, Reduce, Scalar, call, rewrite, substitute_indices
 
 
 @dataclass(frozen=True)

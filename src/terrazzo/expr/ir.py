@@ -13,10 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from terrazzo.dtypes import DType, as_dtype, float32
-from terrazzo.errors import RankError
-from terrazzo.index import Index, IndexExpr, Var, free_vars, substitute
-from terrazzo.scalar import (
+from terrazzo.base.scalar import (
     Axis,
     Call,
     Const,
@@ -33,7 +30,10 @@ from terrazzo.scalar import (
     substitute_indices,
     walk,
 )
-from terrazzo.shapes import Shape, contiguous_strides, dims_text
+from terrazzo.base.shapes import Shape, contiguous_strides, dims_text
+from terrazzo.dtypes import DType, as_dtype, float32
+from terrazzo.errors import RankError
+from terrazzo.index import Index, IndexExpr, Var, free_vars, substitute
 
 _counter = itertools.count()
 
@@ -205,8 +205,8 @@ def substitute_any(root: Scalar, table: Mapping[Var, Any]) -> Scalar:
 
 def index_to_scalar(index: Index, values: Mapping[Var, Scalar]) -> Scalar:
     """An index expression whose variables may be computed values, as scalar arithmetic."""
+    from terrazzo.base.scalar import call
     from terrazzo.index import Algebra, interpret
-    from terrazzo.scalar import call
 
     return interpret(index, Algebra[Scalar](
         constant=as_scalar,

@@ -11,6 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from terrazzo.base.scalar import (
+    Load,
+    Reduce,
+    Scalar,
+    Tuple,
+    identity_of,
+    loads,
+    parts,
+    rewrite,
+    substitute_indices,
+)
+from terrazzo.base.shapes import num_elements
 from terrazzo.dtypes import DType
 from terrazzo.expr.instance import Guard, Instance
 from terrazzo.expr.ir import Program, Tensor
@@ -31,18 +43,6 @@ from terrazzo.expr.work import work
 from terrazzo.index import Index, Var, bounds, proves_eq, substitute
 from terrazzo.loop.bounds import Interval, plus
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
-from terrazzo.scalar import (
-    Load,
-    Reduce,
-    Scalar,
-    Tuple,
-    identity_of,
-    loads,
-    parts,
-    rewrite,
-    substitute_indices,
-)
-from terrazzo.shapes import num_elements
 
 # Accumulators beyond this leave the first-level cache no room for what is being reduced; then the
 # output itself is the better place.

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from terrazzo.expr.ir import Program, Tensor
-from terrazzo.index import Index, Var, coefficient, free_vars, substitute
-from terrazzo.scalar import (
+from terrazzo.base.scalar import (
     Axis,
     Call,
     FromIndex,
@@ -23,6 +21,8 @@ from terrazzo.scalar import (
     substitute_indices,
     walk,
 )
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.index import Index, Var, coefficient, free_vars, substitute
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from terrazzo.base.scalar import Scalar, call
+from terrazzo.base.shapes import num_elements
 from terrazzo.expr.ir import Tensor
 from terrazzo.expr.schedule import Split
 from terrazzo.expr.stage import Stage
 from terrazzo.index import Index, ceildiv
 from terrazzo.loop.ir import Buffer
-from terrazzo.scalar import Scalar, call
-from terrazzo.shapes import num_elements
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from terrazzo.base.scalar import Tuple, parts
 from terrazzo.errors import ScheduleError
 from terrazzo.expr import loopnest
 from terrazzo.expr.ir import Program, Tensor, inline, load
@@ -36,7 +37,6 @@ from terrazzo.expr.stage import (
     replace_loads,
 )
 from terrazzo.expr.tensorize import intrinsic_named
-from terrazzo.scalar import Tuple, parts
 
 
 def plan(program: Program, schedule: Schedule, complete: bool = True) -> Plan:

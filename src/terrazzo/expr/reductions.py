@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from terrazzo.index import Var, free_vars
-from terrazzo.scalar import (
+from terrazzo.base.scalar import (
     Axis,
     FromIndex,
     Load,
@@ -17,6 +16,7 @@ from terrazzo.scalar import (
     substitute_indices,
     walk,
 )
+from terrazzo.index import Var, free_vars
 
 
 def fresh_name(name: str, taken: Iterable[str]) -> str:

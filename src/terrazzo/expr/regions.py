@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from terrazzo.base.scalar import Axis, Load, Reduce, Scalar, walk
 from terrazzo.expr.ir import Tensor
 from terrazzo.index import Index, IndexExpr, Var, bounds, proves_le
 from terrazzo.loop.bounds import Interval, clip, hull, interval_of
-from terrazzo.scalar import Axis, Load, Reduce, Scalar, walk
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
+from terrazzo.base.scalar import Axis
 from terrazzo.errors import ScheduleError
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, ceildiv, maximum
-from terrazzo.scalar import Axis
 
 SCOPES = ("local",)
 # How a loop may run, and the primitive that says so.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from terrazzo.base.scalar import Axis, Load, Scalar, Tuple, const, loads, rewrite
 from terrazzo.errors import ScheduleError
 from terrazzo.expr import loopnest
 from terrazzo.expr.ir import Program, Tensor, axes_for, load
 from terrazzo.expr.loopnest import LoopNest
 from terrazzo.expr.reductions import name_reductions, scheduled_reductions
 from terrazzo.expr.schedule import Tensorize
-from terrazzo.scalar import Axis, Load, Scalar, Tuple, const, loads, rewrite
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from terrazzo.base.scalar import Call, Const, FromIndex, Load, Reduce, Scalar, walk
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, free_vars, substitute
-from terrazzo.scalar import Call, Const, FromIndex, Load, Reduce, Scalar, walk
 
 
 def structure(program: Program) -> Hashable:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Scalar, as_scalar, call, loads
 from terrazzo.errors import IndexOutOfRange, ScheduleError
 from terrazzo.expr.schedule import Tensorize
 from terrazzo.index import Index, Min, Var, bounds, coefficient, evaluate, free_vars, substitute
@@ -28,7 +29,6 @@ from terrazzo.loop.ir import (
     TileIntrinsic,
 )
 from terrazzo.loop.tiles import FMA_TILE
-from terrazzo.scalar import Scalar, as_scalar, call, loads
 
 _CHECKED_EXTENT = 5  # enough to tell instructions apart, small enough for the interpreter
 _DIM_SAMPLE = 37  # a size that leaves room for some full tiles and a remainder

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from terrazzo.base.scalar import OPS, Call, Load, Reduce, Scalar, children, walk
+from terrazzo.base.shapes import num_elements
 from terrazzo.expr.ir import Program
 from terrazzo.expr.regions import axis_range
 from terrazzo.index import Index, Var
 from terrazzo.loop.bounds import Interval, interval_of
-from terrazzo.scalar import OPS, Call, Load, Reduce, Scalar, children, walk
-from terrazzo.shapes import num_elements
 
 
 def work(program: Program) -> tuple[Index, Index]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.nests import leaves, mapped
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import GradientError, NotDifferentiable, user_location
 from terrazzo.graph.ir import (
@@ -31,7 +32,6 @@ from terrazzo.graph.ir import (
     tracing,
 )
 from terrazzo.index.guards import all_equal
-from terrazzo.nests import leaves, mapped
 from terrazzo.ops.define import operator
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from terrazzo.base.nests import flatten, leaves, mapped, pack
+from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.errors import ArgumentError, ShapeError, user_location
 from terrazzo.graph.autodiff import (
     Function,
@@ -35,9 +37,7 @@ from terrazzo.graph.ir import (
 )
 from terrazzo.index import Index
 from terrazzo.index.guards import granted
-from terrazzo.nests import flatten, leaves, mapped, pack
 from terrazzo.ops.shape import broadcast_to, moveaxis, reshape
-from terrazzo.shapes import dims_text, normalize_axis
 
 
 class Rows:

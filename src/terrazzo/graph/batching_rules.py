@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from terrazzo.base.shapes import broadcast_shapes, normalize_axes, normalize_axis
 from terrazzo.graph.batching import Rows, batched_graph, dependent
 from terrazzo.graph.ir import OPERATORS, Node, Value, apply
 from terrazzo.ops.creation import arange
 from terrazzo.ops.shape import permute_dims, reshape
-from terrazzo.shapes import broadcast_shapes, normalize_axes, normalize_axis
 
 Rule = Callable[[Rows, Node], Any]
 

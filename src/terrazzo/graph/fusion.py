@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from terrazzo.base.scalar import Const, Load, Reduce, Scalar, cost, loads, walk
+from terrazzo.base.shapes import contiguous_strides, num_elements
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.direction import reduces_columns
 from terrazzo.expr.ir import Program, Tensor, inline, reads
 from terrazzo.graph.ir import Graph, Node, Value, constant
 from terrazzo.index import Index, coefficient, free_vars, substitute
-from terrazzo.scalar import Const, Load, Reduce, Scalar, cost, loads, walk
-from terrazzo.shapes import contiguous_strides, num_elements
 
 CHEAP = 6  # additions: recomputing this for every consumer is better than a trip through memory
 LARGEST = 128  # operations of one element: code for more takes long to compile, and spills
@@ -674,7 +674,7 @@ def _needed_for(results: Sequence[Tensor], stages: Sequence[Tensor]) -> set[Tens
 def _rebind(stages: Sequence[Tensor], table: dict[Tensor, Tensor]
             ) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
     """Stages whose loads go to the tensors of `table`, which grows by the new stages."""
-    from terrazzo.scalar import rewrite
+    from terrazzo.base.scalar import rewrite
 
     def visit(node: Scalar) -> Scalar | None:
         if isinstance(node, Load) and node.source in table:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from terrazzo.base.nests import flatten, pack
+from terrazzo.base.shapes import Shape, dims_text, num_elements
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,
@@ -32,8 +34,6 @@ from terrazzo.errors import (
 from terrazzo.graph.bound import BoundOperator, found_at, is_method, of_object, reference
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import call_questions, ordinary
-from terrazzo.nests import flatten, pack
-from terrazzo.shapes import Shape, dims_text, num_elements
 
 _serial = itertools.count()
 
@@ -474,11 +474,11 @@ def _may_change(array: np.ndarray) -> bool:
 
 class _Hooks(dict[str, Callable[..., Any]]):
     def __missing__(self, name: str) -> Callable[..., Any]:
-        importlib.import_module("terrazzo.api")  # nobody has needed it so far
+        importlib.import_module("terrazzo.calls.api")  # nobody has needed it so far
         return self[name]
 
 
-# What operators can do beyond tracing is installed from above this room, by terrazzo.api.
+# What operators can do beyond tracing is installed from above this room, by terrazzo.calls.api.
 HOOKS = _Hooks()
 
 
@@ -854,7 +854,7 @@ def format_graph(graph: Graph) -> str:
 
 
 def _literal(array: np.ndarray) -> str:
-    from terrazzo.scalar import format_literal
+    from terrazzo.base.scalar import format_literal
 
     return format_literal(array.item() if array.dtype.kind in "biufc" else float(array))
 

@@ -12,12 +12,12 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+from terrazzo.base.scalar import OPS
+from terrazzo.base.shapes import Shape, num_elements
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.min_cut import Network
 from terrazzo.graph.passes.inline import inline_composites
 from terrazzo.index import evaluate, free_vars
-from terrazzo.scalar import OPS
-from terrazzo.shapes import Shape, num_elements
 
 # All costs are in additions of float32. Zen 4 does 83 a ns on two cores and moves 36 bytes.
 _BYTE = 5.0  # for a byte to memory or from it: fresh memory is dearer than what is in the caches

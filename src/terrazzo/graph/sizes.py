@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.nests import mapped
 from terrazzo.dtypes import DType, default_int, float64, result_type
 from terrazzo.graph.ir import Value, apply, constant, operator_named
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import CallQuestions, call_questions
-from terrazzo.nests import mapped
 
 
 class _Stand:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from terrazzo.base.nests import flatten
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.ir import Graph, TensorType, Value, as_value, trace_scope
-from terrazzo.nests import flatten
 
 
 def trace(function: Callable[..., Any], types: Sequence[TensorType | None], name: str = "",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from terrazzo.base.scalar import Scalar, const, loads
 from terrazzo.index import Index, Var, coefficient, free_vars, proves_lt
 from terrazzo.loop.bounds import Interval, interval_of
 from terrazzo.loop.ir import Buffer, For, If, Let, Stmt, Store, Tile, children
-from terrazzo.scalar import Scalar, const, loads
 
 ANYWHERE = const(0)  # an index that is a scalar may point anywhere
 

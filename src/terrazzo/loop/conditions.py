@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from terrazzo.base.scalar import Call, Const, FromIndex, Load, Scalar, children, walk
+from terrazzo.base.scalar import rewrite as rewrite_scalar
 from terrazzo.dtypes import bool_
 from terrazzo.index import (
     Index,
@@ -24,8 +26,6 @@ from terrazzo.index import (
 )
 from terrazzo.loop.ir import Block, For, If, Stmt, Store, rewrite, substitute_vars
 from terrazzo.loop.ir import block as in_order
-from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar, children, walk
-from terrazzo.scalar import rewrite as rewrite_scalar
 
 MOST_PIECES = 16  # copies of a loop: code grows with each
 # a < b is a - b + 0 < 0, and so on: what is to be negative for the comparison to hold.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from terrazzo.base.scalar import as_scalar, call
 from terrazzo.index import (
     FloorDiv,
     Index,
@@ -26,7 +27,6 @@ from terrazzo.index import (
     minimum,
 )
 from terrazzo.loop.ir import For, If, Let, Stmt, indices_of, substitute_vars, walk
-from terrazzo.scalar import as_scalar, call
 
 _MOST_DIGITS = 2  # further ones change too seldom for their divisions to matter
 

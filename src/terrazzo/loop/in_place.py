@@ -7,10 +7,10 @@ of threads and every width of vectors gives the same result as with memory of it
 
 from __future__ import annotations
 
+from terrazzo.base.scalar import Load, Scalar, loads
 from terrazzo.index import free_vars
 from terrazzo.loop.ir import Block, Buffer, For, Function, Stmt, Store, Tile, walk
 from terrazzo.loop.window_tile import replaced
-from terrazzo.scalar import Load, Scalar, loads
 
 
 def may_overwrite(function: Function, result: Buffer, source: Buffer) -> bool:

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from terrazzo.base.scalar import Const, as_scalar, call, cast
 from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Buffer, For, Stmt, Store, Tile, TileIntrinsic, block
-from terrazzo.scalar import Const, as_scalar, call, cast
 
 
 def _axis(name: str, extent: Index) -> Var:

@@ -8,6 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import (
+    OPS,
+    REDUCTIONS,
+    Call,
+    Const,
+    FromIndex,
+    Load,
+    Scalar,
+    Undefined,
+    walk,
+)
+from terrazzo.base.unwind import Walk, unwind
 from terrazzo.dtypes import DType
 from terrazzo.errors import IndexOutOfRange
 from terrazzo.index import Index, Var, evaluate
@@ -27,18 +39,6 @@ from terrazzo.loop.ir import (
     Tile,
     While,
 )
-from terrazzo.scalar import (
-    OPS,
-    REDUCTIONS,
-    Call,
-    Const,
-    FromIndex,
-    Load,
-    Scalar,
-    Undefined,
-    walk,
-)
-from terrazzo.unwind import Walk, unwind
 
 Env = dict[Var, Any]
 

@@ -20,10 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.dtypes import DType
-from terrazzo.index import Index, Var, substitute
-from terrazzo.loop.packing import Packing
-from terrazzo.scalar import (
+from terrazzo.base.scalar import (
     FromIndex,
     Load,
     Scalar,
@@ -31,8 +28,11 @@ from terrazzo.scalar import (
     format_scalar,
     substitute_indices,
 )
-from terrazzo.scalar import walk as walk_scalar
-from terrazzo.unwind import Walk, unwind
+from terrazzo.base.scalar import walk as walk_scalar
+from terrazzo.base.unwind import Walk, unwind
+from terrazzo.dtypes import DType
+from terrazzo.index import Index, Var, substitute
+from terrazzo.loop.packing import Packing
 
 KINDS = ("serial", "parallel", "vector", "unrolled", "program")
 THREADS = Var("threads", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from terrazzo.base.unwind import Walk, unwind
 from terrazzo.index import Var, proves_eq
 from terrazzo.loop.accesses import Access, Footprint, accesses, footprint, meet_in_turn
 from terrazzo.loop.ir import (
@@ -19,7 +20,6 @@ from terrazzo.loop.ir import (
     substitute_vars,
     walk,
 )
-from terrazzo.unwind import Walk, unwind
 
 # Statements between two loops that may still become one: each is a step of the search, and what
 # the first loop wrote is in the cache no more.

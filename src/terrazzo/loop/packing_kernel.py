@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+from terrazzo.base.scalar import Const, as_scalar, call, cast
 from terrazzo.dtypes import DType
 from terrazzo.index import Index, Var, minimum
 from terrazzo.loop.ir import Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.loop.packing import Packing, Steps
 from terrazzo.loop.pair_tile import pair_panel
 from terrazzo.loop.tiles import transpose_tile
-from terrazzo.scalar import Const, as_scalar, call, cast
 
 
 def packing_function(name: str, packing: Packing, dtype: DType, size: int) -> Function:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from terrazzo.base.scalar import Const, as_scalar, call, cast
 from terrazzo.index import Index, Var, ceildiv, minimum
 from terrazzo.loop.ir import Buffer, For, If, Stmt, Store, Tile, TileIntrinsic, block
-from terrazzo.scalar import Const, as_scalar, call, cast
 
 Place = tuple[Buffer, Index]
 

@@ -10,6 +10,10 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
+from terrazzo.base.scalar import Load, Scalar, call
+from terrazzo.base.scalar import as_scalar as scalar_of
+from terrazzo.base.scalar import rewrite as rewrite_scalar
+from terrazzo.base.unwind import Walk, unwind
 from terrazzo.index import (
     Algebra,
     FloorDiv,
@@ -48,10 +52,6 @@ from terrazzo.loop.ir import (
     walk,
 )
 from terrazzo.loop.merging import hoist_allocs, merge_loops
-from terrazzo.scalar import Load, Scalar, call
-from terrazzo.scalar import as_scalar as scalar_of
-from terrazzo.scalar import rewrite as rewrite_scalar
-from terrazzo.unwind import Walk, unwind
 
 # A bound that large is a loop anyway, and knowing it is not worth a second copy of the code.
 LARGEST_TILE = 128

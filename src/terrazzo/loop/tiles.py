@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from terrazzo.base.scalar import Const, cast
 from terrazzo.index import Index, Var, minimum
 from terrazzo.loop.ir import Buffer, For, Stmt, Store, Tile, TileIntrinsic, block
-from terrazzo.scalar import Const, cast
 
 Place = tuple[Buffer, Index]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from terrazzo.base.scalar import Const, Load, Scalar, cast, rewrite
 from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Alloc, Buffer, For, Stmt, Store, Tile, TileIntrinsic, block
-from terrazzo.scalar import Const, Load, Scalar, cast, rewrite
 
 Place = tuple[Buffer, Index]
 Level = tuple[Index, Index, Index]  # steps; how far a step goes in A, and in B

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from terrazzo.base.shapes import normalize_axis
 from terrazzo.dtypes import promote
 from terrazzo.errors import ArgumentError, ShapeError, user_location
 from terrazzo.graph.ir import Node, Value
@@ -41,7 +42,6 @@ from terrazzo.ops.elementwise import (
 )
 from terrazzo.ops.reduce import float_type, in_shape, in_type
 from terrazzo.ops.shape import split
-from terrazzo.shapes import normalize_axis
 
 
 def worked_out_wide(body: Callable[..., Any]) -> Callable[..., Any]:

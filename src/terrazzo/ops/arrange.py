@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import Shape, dims_text, normalize_axes, normalize_axis, num_elements
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import operator_named
 from terrazzo.index import IndexExpr, maximum
@@ -28,7 +29,6 @@ from terrazzo.ops.shape import (
     slice_,
     span,
 )
-from terrazzo.shapes import Shape, dims_text, normalize_axes, normalize_axis, num_elements
 
 
 # ---------------------------------------------------------------- padding

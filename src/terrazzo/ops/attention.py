@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import int64, promote
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value
@@ -20,7 +21,6 @@ from terrazzo.ops.elementwise import astype, equal, greater_equal, remainder, rs
 from terrazzo.ops.norm import safe_softmax, softmax
 from terrazzo.ops.reduce import in_shape, in_type, widened
 from terrazzo.ops.shape import concat, place, span
-from terrazzo.shapes import dims_text
 
 
 @operator(family="attention", keep_whole=True)

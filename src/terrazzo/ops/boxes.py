@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import OPS, Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import float32, int32, int64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -21,9 +24,6 @@ from terrazzo.ops.indexing import in_range, nonzero, take
 from terrazzo.ops.reduce import sum_
 from terrazzo.ops.shape import reshape, stack
 from terrazzo.ops.sorting import allocate, argsort
-from terrazzo.scalar import OPS, Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.shapes import dims_text
 
 
 def _select_type(boxes: TensorType, scores: TensorType, order: TensorType, limit: TensorType,

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Call, as_scalar, call
+from terrazzo.base.shapes import broadcast_shapes, dims_text
 from terrazzo.dtypes import DType, as_dtype, promote
 from terrazzo.errors import DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute
@@ -23,8 +25,6 @@ from terrazzo.ops.creation import zeros_like
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import broadcast_to, reshape, span
-from terrazzo.scalar import Call, as_scalar, call
-from terrazzo.shapes import broadcast_shapes, dims_text
 
 
 # ---------------------------------------------------------------- views
@@ -87,8 +87,8 @@ def _pairs_numpy(re: np.ndarray, im: np.ndarray, *, out: TensorType) -> np.ndarr
            grad=lambda node, g: [part(g, 0), part(g, 1)])
 def pairs(re: Any, im: Any, *, out: TensorType) -> Tensor:
     """two tensors side by side along a new last axis"""
+    from terrazzo.base.scalar import cast
     from terrazzo.ops.define import broadcast_load
-    from terrazzo.scalar import cast
 
     def element(*i: Index) -> Any:
         *outer, part = i

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.nests import pack
+from terrazzo.base.shapes import normalize_axes, normalize_axis, num_elements
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ShapeError, UnsupportedDType, user_location
 from terrazzo.graph.ir import (
@@ -27,7 +29,6 @@ from terrazzo.graph.ir import (
     opened,
     operator_named,
 )
-from terrazzo.nests import pack
 from terrazzo.ops import elementwise as ew
 from terrazzo.ops.complex import (
     complex_of,
@@ -53,7 +54,6 @@ from terrazzo.ops.creation import zeros_like
 from terrazzo.ops.elementwise import where
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import permute_dims, reshape, span
-from terrazzo.shapes import normalize_axes, normalize_axis, num_elements
 
 
 # ---------------------------------------------------------------- arithmetic

@@ -7,6 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Scalar
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import reduce as reduce_scalar
+from terrazzo.base.shapes import (
+    Shape,
+    broadcast_shapes,
+    dims_text,
+    normalize_axes,
+    normalize_axis,
+    num_elements,
+)
 from terrazzo.dtypes import DType, int32, promote
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
@@ -18,17 +29,6 @@ from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import multiply, not_equal
 from terrazzo.ops.reduce import in_shape, in_type, sum_
 from terrazzo.ops.shape import permute_dims
-from terrazzo.scalar import Scalar
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import reduce as reduce_scalar
-from terrazzo.shapes import (
-    Shape,
-    broadcast_shapes,
-    dims_text,
-    normalize_axes,
-    normalize_axis,
-    num_elements,
-)
 
 
 def _permuted(x: Value, axes: Sequence[int]) -> Value:

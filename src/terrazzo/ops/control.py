@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.nests import flatten, pack
+from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import as_dtype, result_type
 from terrazzo.errors import ArgumentError, DTypeError, NotDifferentiable, ShapeError, user_location
 from terrazzo.graph.ir import (
@@ -27,9 +29,7 @@ from terrazzo.graph.ir import (
 from terrazzo.graph.trace import trace
 from terrazzo.index import Index
 from terrazzo.index.guards import all_equal, granted
-from terrazzo.nests import flatten, pack
 from terrazzo.ops.indexing import FrontedOperator, fronted
-from terrazzo.shapes import dims_text
 
 
 # ---------------------------------------------------------------- nested arguments

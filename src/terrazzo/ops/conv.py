@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import reduce as reduce_scalar
+from terrazzo.base.scalar import where as where_scalar
 from terrazzo.dtypes import DType, promote
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
@@ -21,10 +25,6 @@ from terrazzo.ops.arrange import flip
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.reduce import in_shape
 from terrazzo.ops.shape import permute_dims, place, slice_
-from terrazzo.scalar import Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import reduce as reduce_scalar
-from terrazzo.scalar import where as where_scalar
 
 Pads = tuple[tuple[Index, Index], ...]
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.dtypes import int64
 from terrazzo.errors import RankError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -18,8 +20,6 @@ from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, While, block
 from terrazzo.ops.define import primitive
-from terrazzo.scalar import Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
 
 _MOST_ROUNDS = 100
 _ACCURACY = 0.005  # divided by the number of classes

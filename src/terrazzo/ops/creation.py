@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, FromIndex
+from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.dtypes import as_dtype, default_float, default_int, int64
 from terrazzo.errors import ArgumentError
 from terrazzo.expr.ir import Tensor, compute
 from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index
 from terrazzo.ops.define import operator, primitive
-from terrazzo.scalar import Const, FromIndex
-from terrazzo.scalar import cast as cast_scalar
 
 
 def _constant_type(*, value: np.ndarray) -> TensorType:

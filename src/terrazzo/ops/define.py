@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import OPS, Scalar, call, cast
+from terrazzo.base.shapes import Shape, broadcast_shapes
 from terrazzo.dtypes import DType, bool_, default_float, promote
 from terrazzo.errors import DTypeError, user_location
 from terrazzo.expr.ir import Tensor, compute
@@ -29,8 +31,6 @@ from terrazzo.graph.bound import doc_of, name_of
 from terrazzo.graph.ir import TENSOR_KEYWORDS, Node, Operator, TensorType, Value, register
 from terrazzo.index import Index
 from terrazzo.loop.interpret import convert
-from terrazzo.scalar import OPS, Scalar, call, cast
-from terrazzo.shapes import Shape, broadcast_shapes
 
 
 def _signature(function: Callable[..., Any], rule: bool = False) -> inspect.Signature:

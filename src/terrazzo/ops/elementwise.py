@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.shapes import broadcast_shapes
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import DTypeError, user_location
 from terrazzo.expr.ir import Tensor, compute
 from terrazzo.graph.ir import Node, Operator, TensorType, Value
 from terrazzo.loop.interpret import convert
 from terrazzo.ops.define import broadcast_load, elementwise, operator, primitive
-from terrazzo.scalar import Call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.shapes import broadcast_shapes
 
 # A gradient rule gets the node and the gradient of its result and answers with one gradient an
 # input (None: no gradient). Broadcasting is undone by the caller.
@@ -192,7 +192,7 @@ def where(condition: Any, x: Any, y: Any, *, out: TensorType) -> Tensor:
     def element(*i: Any) -> Any:
         test = broadcast_load(condition, i)
         if not test.dtype.is_bool:
-            from terrazzo.scalar import call
+            from terrazzo.base.scalar import call
 
             test = call("ne", test, 0)
         return Call(out.dtype, "where", (test, cast_scalar(broadcast_load(x, i), out.dtype),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import Shape, broadcast_shapes, dims_text
 from terrazzo.dtypes import promote
 from terrazzo.errors import DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Node, TensorType, Value
@@ -25,7 +26,6 @@ from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import equal, where
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, permute_dims, reshape, span
-from terrazzo.shapes import Shape, broadcast_shapes, dims_text
 
 
 # ---------------------------------------------------------------- what all of them share

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import Shape, num_elements
 from terrazzo.dtypes import float64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.graph.ir import Node, Value, as_value, constant
@@ -33,7 +34,6 @@ from terrazzo.ops.fourier_loops import (
 )
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, reshape, span, stack
-from terrazzo.shapes import Shape, num_elements
 
 DIRECT = 512  # up to this length one matrix product is an answer
 _TINY = 24  # up to this length it is the best one: too few numbers for vectors of columns

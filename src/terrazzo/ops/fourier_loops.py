@@ -16,6 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.shapes import dims_text, num_elements
 from terrazzo.dtypes import DType
 from terrazzo.errors import DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -25,9 +28,6 @@ from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
 from terrazzo.loop.tile_transpose import transposed_copy
 from terrazzo.ops.define import primitive
-from terrazzo.scalar import Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.shapes import dims_text, num_elements
 
 LARGEST_PRIME = 13  # of lengths that are taken apart into butterflies
 LONGEST_COLUMN = 512  # rows of a vector of columns that two local buffers hold in a second cache

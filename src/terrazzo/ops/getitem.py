@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import Shape, broadcast_shapes, dims_text
 from terrazzo.errors import ArgumentError, DTypeError, IndexOutOfRange, RankError, user_location
 from terrazzo.graph.ir import Operator, Value
 from terrazzo.graph.sizes import plain
@@ -15,7 +16,6 @@ from terrazzo.index.guards import ask
 from terrazzo.ops.define import operator
 from terrazzo.ops.indexing import fronted, take_at
 from terrazzo.ops.shape import permute_dims, reshape, slice_
-from terrazzo.shapes import Shape, broadcast_shapes, dims_text
 
 
 def _normal_bound(bound: Any, n: Index, default: Index, below: Index) -> Index:

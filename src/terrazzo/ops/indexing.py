@@ -12,6 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import where as where_scalar
+from terrazzo.base.shapes import (
+    Shape,
+    broadcast_shapes,
+    contiguous_strides,
+    dims_text,
+    normalize_axis,
+    num_elements,
+)
 from terrazzo.dtypes import int64
 from terrazzo.errors import (
     ArgumentError,
@@ -58,17 +69,6 @@ from terrazzo.ops.shape import (
     reshape,
     span,
     unravel,
-)
-from terrazzo.scalar import Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import (
-    Shape,
-    broadcast_shapes,
-    contiguous_strides,
-    dims_text,
-    normalize_axis,
-    num_elements,
 )
 
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import where as where_scalar
+from terrazzo.base.shapes import dims_text, num_elements
 from terrazzo.dtypes import int64
 from terrazzo.errors import DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -15,10 +19,6 @@ from terrazzo.index.guards import granted
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
 from terrazzo.ops.define import primitive
-from terrazzo.scalar import Const, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import dims_text, num_elements
 
 
 def _det_type(x: TensorType) -> TensorType:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, Scalar
+from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import DType
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -23,8 +25,6 @@ from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import astype, exp
 from terrazzo.ops.shape import broadcast_to, reshape
-from terrazzo.scalar import Const, Scalar
-from terrazzo.shapes import dims_text
 
 RULES = ("linear", "gated", "delta", "gated_delta")
 

@@ -6,15 +6,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from terrazzo.base.nests import flatten, leaves, mapped, pack
+from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.errors import ArgumentError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value, is_tensor
 from terrazzo.index.guards import all_equal, known
-from terrazzo.nests import flatten, leaves, mapped, pack
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.control import scan, while_loop
 from terrazzo.ops.creation import arange
 from terrazzo.ops.shape import concat, reshape, span, stack
-from terrazzo.shapes import dims_text, normalize_axis
 
 
 def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, Any], Any], init: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.dtypes import DType, int64, promote
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Node, Value, as_value
@@ -36,7 +37,6 @@ from terrazzo.ops.reduce import (
     wide_mean,
     widened,
 )
-from terrazzo.shapes import dims_text, normalize_axis
 
 
 def _reduced(loss: Value, reduction: str, dtype: DType, total: Value | None = None) -> Value:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from terrazzo.base.shapes import dims_text, normalize_axes, normalize_axis
 from terrazzo.errors import RankError, ShapeError, user_location
 from terrazzo.graph.ir import Node, Value
 from terrazzo.index import Index
@@ -25,7 +26,6 @@ from terrazzo.ops.reduce import (
     wide_mean,
     widened,
 )
-from terrazzo.shapes import dims_text, normalize_axes, normalize_axis
 
 
 # ---------------------------------------------------------------- softmax

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.shapes import dims_text, normalize_axis, num_elements
 from terrazzo.dtypes import as_dtype, bool_, int64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -35,9 +38,6 @@ from terrazzo.ops.reduce import sum_
 from terrazzo.ops.scan import cumsum
 from terrazzo.ops.shape import moveaxis, reshape, span, stack
 from terrazzo.ops.sorting import sort_key, sort_pairs
-from terrazzo.scalar import as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.shapes import dims_text, normalize_axis, num_elements
 
 
 # ---------------------------------------------------------------- nonzero, compress

@@ -14,6 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Axis, Scalar, as_scalar, call, lowest
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import reduce as reduce_scalar
+from terrazzo.base.scalar import where as where_scalar
+from terrazzo.base.shapes import contiguous_strides, dims_text
 from terrazzo.dtypes import int64
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, fresh_axis
@@ -27,11 +32,6 @@ from terrazzo.ops.elementwise import absolute, divide, power
 from terrazzo.ops.indexing import scatter
 from terrazzo.ops.reduce import in_type, max_, sum_, wide_mean, widened
 from terrazzo.ops.shape import permute_dims, place, ravel, reshape, slice_
-from terrazzo.scalar import Axis, Scalar, as_scalar, call, lowest
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import reduce as reduce_scalar
-from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import contiguous_strides, dims_text
 
 Pairs = tuple[tuple[Index, Index], ...]
 

@@ -17,6 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Call, Const, Scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import reduce as reduce_scalar
+from terrazzo.base.shapes import Shape, broadcast_shapes, dims_text, normalize_axis, num_elements
 from terrazzo.dtypes import DType, as_dtype, bool_, float32, float64, int8, int32, uint8
 from terrazzo.errors import DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
@@ -46,10 +50,6 @@ from terrazzo.ops.elementwise import (
 )
 from terrazzo.ops.reduce import in_shape, in_type, max_, min_, sum_
 from terrazzo.ops.shape import permute_dims
-from terrazzo.scalar import Call, Const, Scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import reduce as reduce_scalar
-from terrazzo.shapes import Shape, broadcast_shapes, dims_text, normalize_axis, num_elements
 
 # 1.5 * 2**23: a float32 of this size counts in ones, so adding it rounds to an integer, ties to
 # even, and leaves that integer in the low bits. Exact for what is below 2**22 in size.

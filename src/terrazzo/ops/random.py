@@ -12,6 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import FromIndex, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import where as where_scalar
+from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import DType, as_dtype, float32, float64, int64, uint32, uint64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute
@@ -31,10 +35,6 @@ from terrazzo.ops.elementwise import (
     where,
 )
 from terrazzo.ops.shape import as_shape, ravel
-from terrazzo.scalar import FromIndex, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import dims_text
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)

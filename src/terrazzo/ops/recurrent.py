@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from terrazzo.base.shapes import Shape, dims_text
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index
@@ -20,7 +21,6 @@ from terrazzo.ops.recurrent_cells import Cell, choose_activations
 from terrazzo.ops.recurrent_steps import recurrent_steps
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, permute_dims, reshape, span
-from terrazzo.shapes import Shape, dims_text
 
 _LANES = 16
 # Columns of a tile: with one sequence the weights are read once for each of its few products, and

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import OPS
 from terrazzo.errors import ArgumentError, user_location
-from terrazzo.scalar import OPS
 
 Math = Callable[..., Any]  # an operation of scalar.OPS by name, on scalars or on arrays
 

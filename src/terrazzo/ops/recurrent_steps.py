@@ -15,6 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import where as where_scalar
+from terrazzo.base.shapes import Shape, dims_text
 from terrazzo.dtypes import DType, int64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -32,10 +36,6 @@ from terrazzo.ops.recurrent_cells import (
     lstm_hidden,
     lstm_memory,
 )
-from terrazzo.scalar import Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import Shape, dims_text
 
 # Sequences of a tile, by the number of gates: as many as registers hold sums for.
 _ROWS = {1: 6, 2: 6, 3: 8, 4: 6}

@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import REDUCTIONS, Scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import reduce as reduce_scalar
+from terrazzo.base.shapes import Shape, dims_text, normalize_axes, num_elements
 from terrazzo.dtypes import DType, as_dtype, bool_, default_float, int64, uint64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
@@ -33,10 +37,6 @@ from terrazzo.ops.elementwise import (
     where,
 )
 from terrazzo.ops.shape import reshape
-from terrazzo.scalar import REDUCTIONS, Scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import reduce as reduce_scalar
-from terrazzo.shapes import Shape, dims_text, normalize_axes, num_elements
 
 Axes = int | tuple[int, ...] | None
 

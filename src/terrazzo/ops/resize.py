@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.dtypes import float64, int64
 from terrazzo.errors import ArgumentError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value, constant
@@ -30,7 +31,6 @@ from terrazzo.ops.elementwise import round as round_even
 from terrazzo.ops.indexing import take_at
 from terrazzo.ops.reduce import in_type, sum_, widened
 from terrazzo.ops.shape import reshape, span
-from terrazzo.shapes import dims_text, normalize_axis
 
 SPELLED_OUT = 8  # taps that are added one by one; more are a reduction
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import float64
 from terrazzo.errors import ArgumentError, RankError, user_location
 from terrazzo.ops.define import operator
@@ -12,7 +13,6 @@ from terrazzo.ops.random import uniform
 from terrazzo.ops.reduce import max_, sum_
 from terrazzo.ops.scan import cumsum
 from terrazzo.ops.shape import expand_dims, span
-from terrazzo.shapes import dims_text
 
 
 @operator(family="random", differentiable=False)

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import REDUCTIONS, Const, Scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.shapes import Shape, dims_text, normalize_axis, num_elements
 from terrazzo.dtypes import DType, as_dtype, int64, uint64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -21,9 +24,6 @@ from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import astype, equal, where
 from terrazzo.ops.indexing import scatter
 from terrazzo.ops.shape import concat, reshape, span
-from terrazzo.scalar import REDUCTIONS, Const, Scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.shapes import Shape, dims_text, normalize_axis, num_elements
 
 _BLOCK = 64  # neighbouring columns that one task carries along together
 Place = tuple[Buffer, Index]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call, cast
 from terrazzo.dtypes import DType, int64
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.index import Index, Var, ceildiv, maximum, minimum
 from terrazzo.loop.ir import Alloc, Buffer, For, If, Let, Stmt, Store, While, block
-from terrazzo.scalar import Const, Scalar, as_scalar, call, cast
 
 _BLOCK = 256  # neighbouring elements that are added up at a time
 _TASK_ELEMENTS = 4096  # worth a task of their own

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.shapes import dims_text, normalize_axis, num_elements
 from terrazzo.dtypes import DType, int32, int64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -29,9 +32,6 @@ from terrazzo.ops.sorting import (
     sort_key,
     stable_order,
 )
-from terrazzo.scalar import Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.shapes import dims_text, normalize_axis, num_elements
 
 # Candidates are held back until there are this many (or twice k): then the k best of them stay.
 _ROOM = 64

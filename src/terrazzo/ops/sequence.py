@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import dims_text
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import constant
 from terrazzo.index.guards import known
@@ -21,7 +22,6 @@ from terrazzo.ops.elementwise import (
 from terrazzo.ops.indexing import index_update
 from terrazzo.ops.reduce import sum_
 from terrazzo.ops.shape import concat, reshape, span
-from terrazzo.shapes import dims_text
 
 
 @operator(family="sequence")

@@ -13,6 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, FromIndex, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import where as where_scalar
+from terrazzo.base.shapes import (
+    Shape,
+    broadcast_shapes,
+    contiguous_strides,
+    dims_text,
+    normalize_axes,
+    normalize_axis,
+    num_elements,
+)
 from terrazzo.dtypes import int64, promote
 from terrazzo.errors import (
     ArgumentError,
@@ -33,18 +45,6 @@ from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, minimum, 
 from terrazzo.index.guards import all_equal, ask, granted, known, multiple
 from terrazzo.loop.interpret import convert
 from terrazzo.ops.define import broadcast_load, operator, primitive, with_shape
-from terrazzo.scalar import Const, FromIndex, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import (
-    Shape,
-    broadcast_shapes,
-    contiguous_strides,
-    dims_text,
-    normalize_axes,
-    normalize_axis,
-    num_elements,
-)
 
 
 def as_shape(sizes: Any) -> Shape:

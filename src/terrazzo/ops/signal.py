@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value, constant
@@ -27,7 +28,6 @@ from terrazzo.ops.fourier import (
 )
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, reshape, span
-from terrazzo.shapes import dims_text, normalize_axis
 
 
 # ---------------------------------------------------------------- what users call

@@ -12,6 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Call, Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import where as where_scalar
+from terrazzo.base.shapes import normalize_axis, num_elements
 from terrazzo.dtypes import DType, as_dtype, float32, int32, int64, uint64
 from terrazzo.errors import DTypeError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -22,10 +26,6 @@ from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.indexing import scatter
 from terrazzo.ops.shape import reshape
-from terrazzo.scalar import Call, Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import where as where_scalar
-from terrazzo.shapes import normalize_axis, num_elements
 
 # Up to this many, counting each element's rank beats the histograms of a radix sort.
 _FEW = 48

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from terrazzo.base.shapes import normalize_axes, normalize_axis
 from terrazzo.dtypes import default_float
 from terrazzo.errors import ArgumentError, DTypeError, user_location
 from terrazzo.index import Index
@@ -14,7 +15,6 @@ from terrazzo.ops.define import operator
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, reshape, span
 from terrazzo.ops.signal import transformed
-from terrazzo.shapes import normalize_axes, normalize_axis
 
 _NORMS = ("backward", "ortho", "forward")
 

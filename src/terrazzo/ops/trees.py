@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import where as where_scalar
 from terrazzo.dtypes import int32
 from terrazzo.errors import ArgumentError, DTypeError, RankError, user_location
 from terrazzo.expr.ir import fresh_axis
@@ -22,9 +25,6 @@ from terrazzo.index import Index, Var, ceildiv, minimum
 from terrazzo.index.guards import ask
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, Let, Stmt, Store, While, block
 from terrazzo.ops.define import primitive
-from terrazzo.scalar import Const, Scalar, as_scalar, call
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import where as where_scalar
 
 # A node is four integers: the feature it tests, where to go when the test holds and when not (as
 # offsets of nodes in this table), and what is special about it.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import broadcast_shapes, dims_text, num_elements
 from terrazzo.errors import ArgumentError, user_location
 from terrazzo.graph.ir import OPERATORS, Value, as_value
 from terrazzo.ops.creation import arange
@@ -15,7 +16,6 @@ from terrazzo.ops.elementwise import astype, where
 from terrazzo.ops.getitem import getitem
 from terrazzo.ops.indexing import scatter
 from terrazzo.ops.shape import broadcast_to, reshape
-from terrazzo.shapes import broadcast_shapes, dims_text, num_elements
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import dims_text, num_elements
 from terrazzo.dtypes import int64
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.ir import Value, as_value, constant
@@ -45,7 +46,6 @@ from terrazzo.ops.indexing import take_at
 from terrazzo.ops.pool import padding_pairs, per_axis, pooled_size
 from terrazzo.ops.reduce import in_type, max_, sum_, widened
 from terrazzo.ops.shape import expand_dims, permute_dims, place, reshape, slice_, span
-from terrazzo.shapes import dims_text, num_elements
 
 
 def _spatial(name: str, x: Value, ranks: Sequence[int] = ()) -> tuple[Index, ...]:

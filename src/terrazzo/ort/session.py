@@ -16,13 +16,13 @@ import numpy as np
 
 from terrazzo.errors import ArgumentError, ModelError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx.registry import find
+from terrazzo.frontends.onnx.session import Session
+from terrazzo.frontends.onnx.session.report import REFERENCE as BY_REFERENCE
+from terrazzo.frontends.onnx.session.report import placement
 from terrazzo.ort.metadata import ModelMetadata, NodeArg, with_inferred
 from terrazzo.ort.options import LEVELS, RunOptions, SessionOptions
 from terrazzo.ort.values import IOBinding, OrtValue
 from terrazzo.runtime.profile import Recording
-from terrazzo.session import Session
-from terrazzo.session.report import REFERENCE as BY_REFERENCE
-from terrazzo.session.report import placement
 
 CPU, REFERENCE = "CPUExecutionProvider", "ReferenceExecutionProvider"
 PROVIDERS = (CPU, REFERENCE)

@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from terrazzo.chips.cpu import host, llvmlite_version
+from terrazzo.chips.cpu.description import host, llvmlite_version
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.knobs import Settings, knobs
 from terrazzo.runtime import checksum
@@ -237,7 +237,7 @@ class Cache:
 
     def _entries(self) -> list[tuple[Path, os.stat_result]]:
         found = []
-        # What LLVM said of the host is kept there too, by the room that asks (chips/cpu.py).
+        # What LLVM said of the host is kept there too (chips/cpu/description.py).
         for pattern in (f"??/*{_SUFFIX}", f"??/*{_FILE_SUFFIX}", f"??/*{checksum.SUFFIX}",
                         "??/*.json", "??/*.part"):
             for path in self.folder.glob(pattern):

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm import jit
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.trampoline import python_function
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import (
     ArgumentError,
@@ -25,11 +27,9 @@ from terrazzo.errors import (
 from terrazzo.index import Index, IndexExpr, Var, compile_python, free_vars
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import artifact as artifacts
-from terrazzo.runtime import pool
 from terrazzo.runtime.artifact import Artifact, Constant, aligned_bytes
 from terrazzo.runtime.layout import address_of, row_major, strides_of
 from terrazzo.runtime.profile import KernelTime, Profile, record
-from terrazzo.runtime.trampoline import python_function
 
 _EXPORTS = ("tz_run", "tz_constants", "tz_status")
 _DIRECT = ("tz_call_pointers", "tz_call_numpy")

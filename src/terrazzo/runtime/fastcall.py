@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.nests import pack
 from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.knobs import knobs, thread_count
-from terrazzo.nests import pack
 from terrazzo.runtime.layout import is_row_major, literal, row_major
 
 MOST_ENTRIES = 4096  # sizes may vary without end, and entries are quick to make
@@ -138,7 +138,7 @@ def check_devices(arrays: Sequence[Any], name: str) -> None:
 @cache
 def numpy_layout_known() -> bool:
     """Whether array objects hold their address where we think they do."""
-    from terrazzo.codegen.llvm.program import NUMPY_DATA
+    from terrazzo.chips.cpu.llvm.program import NUMPY_DATA
 
     probe = np.empty(3, np.float32)
     found = ctypes.c_void_p.from_address(id(probe) + NUMPY_DATA).value
@@ -209,7 +209,7 @@ class _InMemory:
 
 def _beside_tensors(quick: Callable[..., Any], numbers: Sequence[int]) -> Callable[..., Any]:
     """An entry for tensors that takes numbers in arrays as well, at these places."""
-    from terrazzo.codegen.llvm.program import NUMPY_DATA
+    from terrazzo.chips.cpu.llvm.program import NUMPY_DATA
 
     at = ctypes.c_int64.from_address
 
@@ -254,7 +254,7 @@ def _torch_ways(executable: Any) -> _Ways:
 
 
 def _threads() -> int:
-    from terrazzo.runtime import pool
+    from terrazzo.chips.cpu import pool
 
     pool.sync()
     return thread_count()

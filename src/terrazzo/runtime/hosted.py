@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import Shape
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
@@ -19,7 +20,6 @@ from terrazzo.graph.ir import Graph, Node, TensorType, Value, computed_from
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.layout import literal
-from terrazzo.shapes import Shape
 
 Compile = Callable[[Graph], Any]
 Dims = Mapping[Var, int]

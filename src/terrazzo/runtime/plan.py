@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from terrazzo.codegen.llvm.program import Call
+from terrazzo.base.shapes import num_elements
+from terrazzo.chips.cpu.llvm.program import Call
 from terrazzo.graph.fusion import Fused, Group
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index, Sum, ceildiv
 from terrazzo.loop.in_place import may_overwrite
 from terrazzo.loop.ir import Buffer, Function
-from terrazzo.shapes import num_elements
 
 ALIGN = 64  # a cache line, and the widest vector
 STRETCH = 32  # steps that are looked at together for values that live at the same time

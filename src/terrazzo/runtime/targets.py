@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.chips.cpu import pool
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError
 from terrazzo.knobs import knobs, thread_count
-from terrazzo.runtime import fastcall, pool
+from terrazzo.runtime import fastcall
 from terrazzo.runtime.layout import (
     address_of,
     extent_of,
@@ -40,7 +41,7 @@ def addresses_of(arrays: Sequence[Any]) -> list[int]:
 
 @cache
 def _address_of_array() -> Callable[[np.ndarray], int]:
-    from terrazzo.codegen.llvm.program import NUMPY_DATA
+    from terrazzo.chips.cpu.llvm.program import NUMPY_DATA
 
     at = ctypes.c_int64.from_address
     if not fastcall.numpy_layout_known():

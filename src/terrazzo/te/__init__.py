@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from terrazzo.base.shapes import dim, dims
 from terrazzo.expr.tensorize import Intrinsic, register_intrinsic
 from terrazzo.loop.ir import TileIntrinsic
-from terrazzo.shapes import dim, dims
 from terrazzo.te.algorithm import (
     Tensor,
     comm_reducer,

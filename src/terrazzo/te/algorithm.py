@@ -7,13 +7,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from terrazzo.base.scalar import (
+    Axis,
+    Const,
+    Item,
+    Reduce,
+    Reducer,
+    Scalar,
+    Tuple,
+    cast,
+    const,
+    parts,
+)
+from terrazzo.base.scalar import reduce as reduce_scalar
 from terrazzo.dtypes import DType, as_dtype, float32
 from terrazzo.errors import ArgumentError, DTypeError, IndexOutOfRange, user_location
 from terrazzo.expr import ir
 from terrazzo.expr.access import Access, accesses, clipped, inside
 from terrazzo.index import Index, Var
-from terrazzo.scalar import Axis, Const, Item, Reduce, Reducer, Scalar, Tuple, cast, const, parts
-from terrazzo.scalar import reduce as reduce_scalar
 from terrazzo.te.terms import ReduceAxis, Term, plain, scalar
 
 _reduce_names = itertools.count()

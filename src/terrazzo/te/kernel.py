@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from terrazzo.base.shapes import dims_text
 from terrazzo.errors import ArgumentError, DTypeError, NotContiguous, ScheduleError, ShapeError
 from terrazzo.expr.access import Access, accesses, inside
 from terrazzo.expr.ir import Tensor
@@ -15,7 +16,6 @@ from terrazzo.index import Var, bounds, evaluate
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import For, Function, Stmt, children, walk
 from terrazzo.loop.simplify import simplify
-from terrazzo.shapes import dims_text
 from terrazzo.te.algorithm import refuse_outside
 from terrazzo.te.builder import ScheduleBuilder
 
@@ -72,10 +72,10 @@ def _interpreted(function: Function) -> Run:
 
 
 def _compiled(function: Function) -> Run:
-    from terrazzo.chips.cpu import host
-    from terrazzo.codegen.llvm.kernel import compile_function
+    from terrazzo.chips.cpu import pool
+    from terrazzo.chips.cpu.description import host
+    from terrazzo.chips.cpu.llvm.kernel import compile_function
     from terrazzo.knobs import thread_count
-    from terrazzo.runtime import pool
 
     concurrent = any(isinstance(s, For) and s.kind == "parallel" for s in walk(function.body))
     kernel = compile_function(function, host(), dict(pool.symbols()) if concurrent else None)

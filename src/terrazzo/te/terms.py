@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import OPS, Axis, Scalar, as_scalar, call, highest, lowest
+from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import const as scalar_const
 from terrazzo.dtypes import DType, as_dtype, bool_
 from terrazzo.errors import ArgumentError, DTypeError, TracedControlFlow
 from terrazzo.index import Index, IndexExpr, Var
-from terrazzo.scalar import OPS, Axis, Scalar, as_scalar, call, highest, lowest
-from terrazzo.scalar import cast as cast_scalar
-from terrazzo.scalar import const as scalar_const
 
 _INDEX_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul,

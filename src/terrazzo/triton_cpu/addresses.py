@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import OPS, Call, Const, FromIndex, Load, Scalar, children, rewrite, walk
 from terrazzo.dtypes import bool_, float32, int64
 from terrazzo.index import Index, Var, bounds, coefficient, free_vars, substitute
-from terrazzo.scalar import OPS, Call, Const, FromIndex, Load, Scalar, children, rewrite, walk
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 # a < b is a - b + 0 < 0, and so on: what is negative exactly where the comparison holds.

@@ -17,8 +17,8 @@ from triton import knobs as triton_knobs
 from triton._C.libtriton import ir, passes
 from triton.backends import compiler as triton_compiler
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm import jit
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit
 from terrazzo.errors import CodegenError
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import make_key, source_stamp

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from terrazzo.base.scalar import Call, Const, Scalar, call, cast, where
 from terrazzo.dtypes import DType, float16, float32, float64, int8, int16, int32, int64
 from terrazzo.errors import UnsupportedOperator
-from terrazzo.scalar import Call, Const, Scalar, call, cast, where
 from terrazzo.triton_cpu.ttir import Op
 from terrazzo.triton_cpu.values import dtype_of
 

@@ -14,7 +14,7 @@ from typing import Any
 from triton.backends import compiler as triton_compiler
 from triton.backends import driver as triton_driver
 
-from terrazzo.chips.cpu import host, usable_cores
+from terrazzo.chips.cpu.description import host, usable_cores
 from terrazzo.knobs import knobs
 from terrazzo.triton_cpu import shadows
 from terrazzo.triton_cpu.launch import LoadedKernel

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, call, cast, where
 from terrazzo.dtypes import DType, bool_, float64, int32
 from terrazzo.index import proves_le
-from terrazzo.scalar import Call, Const, FromIndex, Scalar, call, cast, where
 from terrazzo.triton_cpu.conversions import convert_float, narrowed
 from terrazzo.triton_cpu.externals import external
 from terrazzo.triton_cpu.externals_bits import high_product

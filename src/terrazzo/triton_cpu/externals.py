@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from terrazzo.base.scalar import LIBM, Call, Const, Scalar, call, cast, where
 from terrazzo.dtypes import (
     DType,
     bfloat16,
@@ -24,7 +25,6 @@ from terrazzo.dtypes import (
     uint64,
 )
 from terrazzo.errors import UnsupportedOperator
-from terrazzo.scalar import LIBM, Call, Const, Scalar, call, cast, where
 from terrazzo.triton_cpu import externals_bits as bits
 from terrazzo.triton_cpu import externals_special as special
 from terrazzo.triton_cpu.conversions import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from terrazzo.base.scalar import Const, Scalar, call, cast, where
 from terrazzo.dtypes import DType, int32, int64, uint32, uint64
-from terrazzo.scalar import Const, Scalar, call, cast, where
 
 _UNSIGNED: dict[DType, DType] = {int32: uint32, int64: uint64, uint32: uint32, uint64: uint64}
 

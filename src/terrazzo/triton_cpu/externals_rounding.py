@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from terrazzo.base.scalar import Call, Const, Scalar, call, cast, where
 from terrazzo.dtypes import DType, float64, int64, uint32, uint64
-from terrazzo.scalar import Call, Const, Scalar, call, cast, where
 from terrazzo.triton_cpu.conversions import bits_of
 
 Pair = tuple[Scalar, Scalar]

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+from terrazzo.base.scalar import Call, Const, Scalar, call, cast, where
 from terrazzo.dtypes import bool_, float64, int32, int64
-from terrazzo.scalar import Call, Const, Scalar, call, cast, where
 from terrazzo.triton_cpu.conversions import bits_of
 
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm import jit
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit
 from terrazzo.knobs import knobs
-from terrazzo.runtime import pool
 from terrazzo.runtime.cache import default_cache, make_key
 
 _HELD = 64  # faults that may wait to be asked for, a power of two

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from terrazzo.scalar import Scalar, Undefined, where
+from terrazzo.base.scalar import Scalar, Undefined, where
 from terrazzo.triton_cpu.elementwise import RULES, constant
 from terrazzo.triton_cpu.lower import Lowering
 from terrazzo.triton_cpu.ttir import Block, Module, Op, walk

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from terrazzo.base.scalar import Call, Const, FromIndex, Load, Scalar
+from terrazzo.base.scalar import walk as walk_scalar
 from terrazzo.index import Index, IndexExpr, Var, coefficient, free_vars, proves_le
 from terrazzo.loop.ir import (
     Alloc,
@@ -27,8 +29,6 @@ from terrazzo.loop.ir import (
     children,
     substitute_vars,
 )
-from terrazzo.scalar import Call, Const, FromIndex, Load, Scalar
-from terrazzo.scalar import walk as walk_scalar
 
 Item = Stmt | tuple[Var, Scalar]  # a statement, or a name for the rest of its block
 MOST_STORES = 8  # in one loop: more would not find registers

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from terrazzo.base.scalar import Const, Scalar, Undefined
 from terrazzo.dtypes import DType, bool_
 from terrazzo.errors import UnsupportedOperator
-from terrazzo.scalar import Const, Scalar, Undefined
 from terrazzo.triton_cpu.ptx.parse import Program, parse
 from terrazzo.triton_cpu.ptx.run import (
     WIDTHS,

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from terrazzo.chips.cpu import host
-from terrazzo.codegen.llvm import jit
-from terrazzo.codegen.llvm.builder import HANDS_ON, Builder, Module
-from terrazzo.codegen.llvm.kernel import write_function
-from terrazzo.codegen.llvm.loops import STATUS
+from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.llvm.builder import HANDS_ON, Builder, Module
+from terrazzo.chips.cpu.llvm.kernel import write_function
+from terrazzo.chips.cpu.llvm.loops import STATUS
+from terrazzo.chips.cpu.trampoline import python_function
 from terrazzo.errors import ArgumentError, KernelFault
 from terrazzo.knobs import knobs, thread_count
-from terrazzo.runtime import pool
-from terrazzo.runtime.trampoline import python_function
 from terrazzo.triton_cpu.faults import Fault, guard
 from terrazzo.triton_cpu.lower import Lowered
 from terrazzo.triton_cpu.pointers import ANYWHERE

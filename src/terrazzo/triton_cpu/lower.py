@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, Undefined, call, cast
 from terrazzo.dtypes import DType, bool_, float32, float64, int32, int64
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, Let, Stmt, Store, block
-from terrazzo.scalar import Call, Const, FromIndex, Scalar, Undefined, call, cast
 from terrazzo.triton_cpu import pointers
 from terrazzo.triton_cpu.addresses import Names, Reader
 from terrazzo.triton_cpu.elementwise import EXPENSIVE, RULES, constant, not_negative

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from terrazzo.base.scalar import Const, FromIndex, Scalar
 from terrazzo.dtypes import DType, bool_, int32
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer, For, If, Let, Stmt, Store, block
-from terrazzo.scalar import Const, FromIndex, Scalar
 from terrazzo.triton_cpu.addresses import Names, Reader
 from terrazzo.triton_cpu.inline_asm import (
     EFFECTS,

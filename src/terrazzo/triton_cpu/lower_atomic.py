@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from terrazzo.base.scalar import Const, FromIndex, Scalar, call, cast
 from terrazzo.dtypes import bool_, int64
 from terrazzo.index import Index
 from terrazzo.loop.ir import Atomic, Buffer, For, If, Let, Stmt, Store, While, block
-from terrazzo.scalar import Const, FromIndex, Scalar, call, cast
 from terrazzo.triton_cpu.addresses import Names, Reader
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.lower_memory import only_alive

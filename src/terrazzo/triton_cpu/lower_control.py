@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from terrazzo.base.scalar import Const, FromIndex, Load, Scalar, call, cast, loads
 from terrazzo.dtypes import bool_, int64
 from terrazzo.index import Index, Var, bounds, ceildiv, maximum
 from terrazzo.loop.ir import Buffer, For, If, Store, While
-from terrazzo.scalar import Const, FromIndex, Load, Scalar, call, cast, loads
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
 from terrazzo.triton_cpu.patience import Patience

@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from terrazzo.base.scalar import Call, Const, Scalar, call, cast
 from terrazzo.dtypes import bool_, float64, int64
 from terrazzo.loop.ir import Buffer, If, Stmt, Store, block
-from terrazzo.scalar import Call, Const, Scalar, call, cast
 from terrazzo.triton_cpu import reports
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.pointers import number

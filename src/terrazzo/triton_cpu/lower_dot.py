@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from terrazzo.chips.cpu import host
+from terrazzo.base.scalar import Const, Load, Scalar, call, cast, loads
+from terrazzo.chips.cpu.description import host
 from terrazzo.dtypes import DType, float32, float64, int8, int32
 from terrazzo.index import Index, Var, coefficient, free_vars, substitute
 from terrazzo.loop.ir import Buffer, For, If, Stmt, Store, block
 from terrazzo.loop.tile_transpose import transposed_copy
 from terrazzo.loop.tiles import fma_tile, transpose_tile
-from terrazzo.scalar import Const, Load, Scalar, call, cast, loads
 from terrazzo.triton_cpu.addresses import Names, Reader
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write, loops, whole_tile

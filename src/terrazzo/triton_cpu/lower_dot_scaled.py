@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, call, cast, where
 from terrazzo.dtypes import DType, float8_e4m3fn, float8_e5m2, float16, float32, int32, uint8
 from terrazzo.index import Index, maximum, minimum
 from terrazzo.loop.ir import Buffer, Store
-from terrazzo.scalar import Call, Const, FromIndex, Scalar, call, cast, where
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.lower_dot import Factor, Place, in_rows, multiply, register_tile
 from terrazzo.triton_cpu.nest import Write

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from terrazzo.base.scalar import Scalar
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer, For
-from terrazzo.scalar import Scalar
 from terrazzo.triton_cpu.functions import apply, is_plain
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.lower_control import blocks

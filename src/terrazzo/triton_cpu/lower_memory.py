@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from terrazzo.chips.cpu import host
-from terrazzo.chips.cpu_schedule import streaming_sizes
+from terrazzo.base.scalar import Call, Scalar, call, cast
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.schedule import streaming_sizes
 from terrazzo.dtypes import int64
-from terrazzo.scalar import Call, Scalar, call, cast
 from terrazzo.triton_cpu.addresses import below
 from terrazzo.triton_cpu.elementwise import constant
 from terrazzo.triton_cpu.lower import Handler, Lowering

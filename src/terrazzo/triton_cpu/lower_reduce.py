@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from terrazzo.base.scalar import REDUCTIONS, Call, Const, Scalar, call, cast, walk, where
 from terrazzo.dtypes import DType
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer, For
-from terrazzo.scalar import REDUCTIONS, Call, Const, Scalar, call, cast, walk, where
 from terrazzo.triton_cpu.functions import apply
 from terrazzo.triton_cpu.lower import NAMED_REDUCTIONS, Handler, Lowering, is_named
 from terrazzo.triton_cpu.nest import Write

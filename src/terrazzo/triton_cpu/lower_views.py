@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from terrazzo.base.scalar import Const, FromIndex, Scalar, call
 from terrazzo.dtypes import int32, int64
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer
-from terrazzo.scalar import Const, FromIndex, Scalar, call
 from terrazzo.triton_cpu.lower import Handler, Lowering
 from terrazzo.triton_cpu.nest import Write
 from terrazzo.triton_cpu.pointers import choose, memory_type, number

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from terrazzo.base.scalar import REDUCTIONS, Load, Scalar, call, loads, same, walk
 from terrazzo.index import Index, Var, coefficient, maximum, minimum, proves_lt
 from terrazzo.loop.conditions import cut_loop
 from terrazzo.loop.ir import (
@@ -27,7 +28,6 @@ from terrazzo.loop.ir import (
     substitute_vars,
 )
 from terrazzo.loop.lanes import lanes_in_vector
-from terrazzo.scalar import REDUCTIONS, Load, Scalar, call, loads, same, walk
 from terrazzo.triton_cpu.addresses import (
     Names,
     Reader,

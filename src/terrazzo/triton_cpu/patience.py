@@ -7,9 +7,9 @@ instead of never.
 
 from __future__ import annotations
 
+from terrazzo.base.scalar import Const, Scalar, call
 from terrazzo.dtypes import bool_, int64
 from terrazzo.loop.ir import Atomic, Buffer, If, Pause, Stmt, Store, block
-from terrazzo.scalar import Const, Scalar, call
 from terrazzo.triton_cpu import reports
 from terrazzo.triton_cpu.lower import Lowering
 from terrazzo.triton_cpu.reports import GIVEN_UP, LIMIT, Launch, Record, shorter, word

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from terrazzo.base.scalar import Const, FromIndex, Scalar, call, where
 from terrazzo.dtypes import DType, int64
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer
-from terrazzo.scalar import Const, FromIndex, Scalar, call, where
 from terrazzo.triton_cpu.ttir import Type
 from terrazzo.triton_cpu.values import Element, Indices, Pointer, Value, dtype_of
 

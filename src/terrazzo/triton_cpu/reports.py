@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Const, FromIndex, Scalar, call
 from terrazzo.dtypes import int64
 from terrazzo.index import Index
 from terrazzo.knobs import knobs
 from terrazzo.loop.ir import Atomic, Buffer, For, If, Stmt, Store, block
-from terrazzo.scalar import Const, FromIndex, Scalar, call
 from terrazzo.triton_cpu.values import Indices
 
 if TYPE_CHECKING:

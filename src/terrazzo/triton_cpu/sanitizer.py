@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, call, cast, children, where
 from terrazzo.dtypes import bool_, int64, uint8
 from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Atomic, Buffer, For, If, Let, Stmt, Store, block
-from terrazzo.scalar import Call, Const, FromIndex, Scalar, call, cast, children, where
 from terrazzo.triton_cpu import reports
 from terrazzo.triton_cpu.elementwise import RULES, constant
 from terrazzo.triton_cpu.lower import Handler, Lowering

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from terrazzo import dtypes
+from terrazzo.base.scalar import Const, Scalar, call
 from terrazzo.dtypes import DType
 from terrazzo.errors import UnsupportedDType
 from terrazzo.index import Index
 from terrazzo.loop.ir import Buffer
-from terrazzo.scalar import Const, Scalar, call
 from terrazzo.triton_cpu.ttir import Type
 
 DTYPES: dict[str, DType] = {

@@ -11,12 +11,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import terrazzo.frontends.onnx.convert  # noqa: F401 - registers the converters
-from terrazzo.compiler import compile_graph
+from terrazzo.base.shapes import dim
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import load_model
 from terrazzo.graph.ir import TensorType
-from terrazzo.shapes import dim
 
 IR = 10
 

@@ -10,7 +10,7 @@ from one_node import IR, imported, one_node, run
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from terrazzo.compiler import compile_graph
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.frontends.onnx.importer import import_nodes
 from terrazzo.frontends.onnx.model import load_model

@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 
 from terrazzo import index
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import as_dtype
 from terrazzo.frontends.onnx import convert
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import load_model
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import TensorType
-from terrazzo.shapes import dim
 
 assert convert  # importing it registers the converters
 

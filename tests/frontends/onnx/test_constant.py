@@ -11,8 +11,8 @@ from one_node import check, run
 from onnx import helper, numpy_helper
 from symbolic import check_symbolic, imported
 
+from terrazzo.base.shapes import dim
 from terrazzo.index import maximum
-from terrazzo.shapes import dim
 
 pytestmark = pytest.mark.onnx
 

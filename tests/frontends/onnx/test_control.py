@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from symbolic import imported
 
-from terrazzo.session import Session
+from terrazzo.frontends.onnx.session import Session
 
 pytestmark = pytest.mark.onnx
 

@@ -9,7 +9,7 @@ import pytest
 from one_node import check, one_node, run
 from symbolic import check_symbolic, imported
 
-from terrazzo.shapes import dims
+from terrazzo.base.shapes import dims
 
 pytestmark = pytest.mark.onnx
 

@@ -10,7 +10,7 @@ import pytest
 from one_node import by_onnxruntime, check, one_node, run
 from several_nodes import check_symbolic
 
-from terrazzo.shapes import dims
+from terrazzo.base.shapes import dims
 
 pytestmark = pytest.mark.onnx
 ort = pytest.importorskip("onnxruntime")

@@ -9,7 +9,7 @@ import pytest
 from one_node import check, imported, one_node, run
 from several_nodes import check_symbolic
 
-from terrazzo.shapes import dims
+from terrazzo.base.shapes import dims
 
 pytestmark = pytest.mark.onnx
 

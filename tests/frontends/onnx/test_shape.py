@@ -9,9 +9,9 @@ import pytest
 from one_node import check, one_node, run
 from symbolic import check_symbolic, shapes_of
 
+from terrazzo.base.shapes import dims
 from terrazzo.errors import TerrazzoError
 from terrazzo.index.guards import Guard
-from terrazzo.shapes import dims
 
 pytestmark = pytest.mark.onnx
 

@@ -10,12 +10,12 @@ import pytest
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from symbolic import check_symbolic, imported, shapes_of
 
+from terrazzo.base.shapes import dims
 from terrazzo.dtypes import bool_, float32, int32, int64
 from terrazzo.frontends.onnx.shape_values import Sizes, compute
 from terrazzo.frontends.onnx.sizes import Assumed
 from terrazzo.index import maximum, minimum
 from terrazzo.index.guards import Guard, asking
-from terrazzo.shapes import dims
 
 pytestmark = pytest.mark.onnx
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import bfloat16, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, constant
@@ -11,7 +12,6 @@ from terrazzo.graph.passes import fold_constants, inline_composites
 from terrazzo.graph.rewrite import Applied
 from terrazzo.graph.trace import trace
 from terrazzo.ops.elementwise import exp
-from terrazzo.shapes import dim
 
 X = TensorType((4,), float32)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.base.shapes import dim
 from terrazzo.dtypes import as_dtype, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, trace_scope
@@ -22,7 +23,6 @@ from terrazzo.graph.passes.layout import (
 )
 from terrazzo.graph.rewrite import Applied, constant_array
 from terrazzo.graph.trace import trace
-from terrazzo.shapes import dim
 
 
 class Ops:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering, compile_graph
+from terrazzo.chips.cpu.description import host
+from terrazzo.compiler.driver import Lowering, compile_graph
 from terrazzo.graph import evaluate
 from terrazzo.graph.passes.products import NAME, PRODUCTS, merge_products
 from terrazzo.graph.rewrite import Applied

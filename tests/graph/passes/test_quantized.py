@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import terrazzo.ops  # noqa: F401  (registers every operator)
-from terrazzo.chips.cpu import host
-from terrazzo.compiler import Lowering, compile_graph
+from terrazzo.chips.cpu.description import host
+from terrazzo.compiler.driver import Lowering, compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType

@@ -79,8 +79,8 @@ def test_what_is_something_else_stays(turned: Callable[..., Any], arrays: list[n
 def test_is_one_kernel(name: str, arrays: list[np.ndarray]) -> None:
     from patterns import graph_of
 
-    from terrazzo.chips.cpu import host
-    from terrazzo.compiler import Lowering, compile_graph
+    from terrazzo.chips.cpu.description import host
+    from terrazzo.compiler.driver import Lowering, compile_graph
 
     graph = graph_of(FORMS[name], *arrays)
     assert len(Lowering(graph, host()).fused.groups) == 1

@@ -7,6 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from terrazzo.base.scalar import (
+    REDUCTIONS,
+    Call,
+    Const,
+    FromIndex,
+    Load,
+    Reduce,
+    Scalar,
+    children,
+    substitute_indices,
+    walk,
+)
+from terrazzo.base.shapes import contiguous_strides, num_elements
 from terrazzo.codegen.triton.lines import (
     NO_DEPS,
     NO_GUARD,
@@ -33,19 +46,6 @@ from terrazzo.dtypes import DType, bool_, int64
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.ir import Tensor, substitute_any
 from terrazzo.index import Index, IndexExpr, Var, free_vars, proves_le, proves_lt
-from terrazzo.scalar import (
-    REDUCTIONS,
-    Call,
-    Const,
-    FromIndex,
-    Load,
-    Reduce,
-    Scalar,
-    children,
-    substitute_indices,
-    walk,
-)
-from terrazzo.shapes import contiguous_strides, num_elements
 
 LONG, SHORT = 72, 24  # characters of a term that is better given a name; as a part of an address
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from terrazzo.base.scalar import Axis
 from terrazzo.codegen.triton.spelling import ATOM, COMPARE, PRODUCT, SUM, UNARY
 from terrazzo.dtypes import DType, bool_
 from terrazzo.index import FloorDiv, Index, IndexExpr, Max, Min, Mod, Sum, Var, bounds
-from terrazzo.scalar import Axis
 
 WIDTH = 100
 

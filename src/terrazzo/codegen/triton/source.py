@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from terrazzo.base.scalar import FromIndex, Load, Reduce, Scalar, loads, walk
+from terrazzo.base.shapes import dims_text, num_elements
 from terrazzo.chips.spec import ChipSpec, LaunchRules
 from terrazzo.codegen.triton.emit import Emitter, unflatten
 from terrazzo.codegen.triton.lines import Block, Names
@@ -21,8 +23,6 @@ from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, bounds, coefficient, compile_python, free_vars
-from terrazzo.scalar import FromIndex, Load, Reduce, Scalar, loads, walk
-from terrazzo.shapes import dims_text, num_elements
 
 POINTWISE_BLOCK = 1024  # elements of an instance: 8 a thread for 4 warps
 ROW_BLOCK = 1 << 14  # a longer row does not fit the registers of one instance

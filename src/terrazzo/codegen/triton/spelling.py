@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar import Call, Const
 from terrazzo.dtypes import (
     DType,
     bfloat16,
@@ -26,7 +27,6 @@ from terrazzo.dtypes import (
     uint64,
 )
 from terrazzo.errors import UnsupportedDType, UnsupportedOperator
-from terrazzo.scalar import Call, Const
 
 TYPES: dict[DType, str] = {
     float64: "tl.float64", float32: "tl.float32", float16: "tl.float16",

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import normalize_axes
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.frontends.onnx.registry import OWN, Call, Result, converts_domain
 from terrazzo.frontends.onnx.types import code_of
 from terrazzo.graph.ir import Graph, Node, Value, operator_named
 from terrazzo.index import Algebra, IndexExpr, Var, interpret
-from terrazzo.shapes import normalize_axes
 
 OPSET = 18
 _UNARY = {

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import Shape
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import OutOfMemory, TerrazzoError, UnsupportedOperator, located
 from terrazzo.frontends.onnx import shape_values
@@ -48,7 +49,6 @@ from terrazzo.graph.ir import (
 from terrazzo.graph.rewrite import constant_array
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.index.guards import Guard, asking
-from terrazzo.shapes import Shape
 
 # What a converter may raise over inputs or attributes that its operator does not allow.
 MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import normalize_axes
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.rewrite import Applied, describe, sweep
-from terrazzo.shapes import normalize_axes
 
 # Swapping operands of these gives the same bits; maximum is not among them: its zeros have signs.
 _SYMMETRIC = frozenset({"add", "multiply", "equal", "not_equal", "bitwise_and", "bitwise_or",

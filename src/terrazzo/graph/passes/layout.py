@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import Shape, normalize_axes, normalize_axis, num_elements
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, constant, operator_named
 from terrazzo.graph.min_cut import Network
 from terrazzo.graph.rewrite import LEVELS, Applied, constant_array, describe, same_shape
 from terrazzo.index import evaluate, free_vars
-from terrazzo.shapes import Shape, normalize_axes, normalize_axis, num_elements
 
 NOMINAL = 16  # what a symbolic size counts as when costs are compared
 UNCUTTABLE = float("inf")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from terrazzo.base.shapes import broadcast_shapes, normalize_axes
 from terrazzo.graph.ir import Node, Value, constant, operator_named
 from terrazzo.graph.rewrite import P, Rule, RuleTable, same_shape, wildcards
 from terrazzo.index import Index
-from terrazzo.shapes import broadcast_shapes, normalize_axes
 
 x, y = wildcards("x y")
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from terrazzo.base.shapes import normalize_axes, num_elements
 from terrazzo.graph.ir import Node, Value
 from terrazzo.graph.passes.parts import made_by, op, operands
 from terrazzo.graph.rewrite import P, Rule, RuleTable, same_shape, splat, wildcards
-from terrazzo.shapes import normalize_axes, num_elements
 
 x, parameter = wildcards("x parameter")
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import normalize_axis
 from terrazzo.dtypes import float32, int8, uint8
 from terrazzo.graph.ir import (
     Graph,
@@ -39,7 +40,6 @@ from terrazzo.graph.rewrite import (
     use_counts,
 )
 from terrazzo.ops.quant import convolve_bytes
-from terrazzo.shapes import normalize_axis
 
 LEVEL = "extended"
 _BYTES = (uint8, int8)

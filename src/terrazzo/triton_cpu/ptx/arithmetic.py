@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from terrazzo.base.scalar import Const, Scalar, call, cast, where
 from terrazzo.dtypes import float32, float64, int32, int64, uint32
-from terrazzo.scalar import Const, Scalar, call, cast, where
 from terrazzo.triton_cpu.conversions import narrowed
 from terrazzo.triton_cpu.externals_bits import (
     high_product,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from terrazzo.base.scalar import Const, Scalar, call, cast, where
 from terrazzo.dtypes import int32, int64, uint32, uint64
-from terrazzo.scalar import Const, Scalar, call, cast, where
 from terrazzo.triton_cpu.externals_bits import (
     count_ones,
     leading_zeros,

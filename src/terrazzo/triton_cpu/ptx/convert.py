@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from terrazzo.base.scalar import Const, Scalar, call, cast, where
 from terrazzo.dtypes import DType, bfloat16, float16, float32, float64, int32, int64, uint8, uint32
-from terrazzo.scalar import Const, Scalar, call, cast, where
 from terrazzo.triton_cpu.conversions import NEAREST, TOWARDS_ZERO, narrowed
 from terrazzo.triton_cpu.externals_rounding import float_of, integer_of, next_down, next_up
 from terrazzo.triton_cpu.ptx.arithmetic import Form, flushed, relu, saturated

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from terrazzo.base.scalar import Const, Scalar, call, cast, where
 from terrazzo.dtypes import DType, bool_, float32, float64, int32, int64
 from terrazzo.loop.ir import Atomic, Buffer, If, Pause, Stmt, Store, While, block
-from terrazzo.scalar import Const, Scalar, call, cast, where
 from terrazzo.triton_cpu.ptx.arithmetic import form_of
 from terrazzo.triton_cpu.ptx.parse import (
     Address,

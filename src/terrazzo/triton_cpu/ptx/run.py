@@ -10,8 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
+from terrazzo.base.scalar import Const, Scalar, call, where
 from terrazzo.dtypes import bool_, uint32, uint64
-from terrazzo.scalar import Const, Scalar, call, where
 from terrazzo.triton_cpu.ptx import arithmetic, bits
 from terrazzo.triton_cpu.ptx.arithmetic import Form, Row, combined, compared, form_of
 from terrazzo.triton_cpu.ptx.convert import converted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from terrazzo.base.scalar import Call, Const, Scalar, call, cast
 from terrazzo.dtypes import (
     DType,
     bfloat16,
@@ -23,7 +24,6 @@ from terrazzo.dtypes import (
     uint32,
     uint64,
 )
-from terrazzo.scalar import Call, Const, Scalar, call, cast
 from terrazzo.triton_cpu.ptx.parse import Immediate
 
 UNSIGNED: dict[int, DType] = {8: uint8, 16: uint16, 32: uint32, 64: uint64}

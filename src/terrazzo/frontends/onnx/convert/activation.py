@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from terrazzo.base.shapes import normalize_axis, num_elements
 from terrazzo.dtypes import int64
 from terrazzo.frontends.onnx.registry import Call, converts, converts_each
 from terrazzo.graph.ir import Value
@@ -17,7 +18,6 @@ from terrazzo.ops import elementwise as e
 from terrazzo.ops.creation import arange
 from terrazzo.ops.norm import log_softmax, softmax
 from terrazzo.ops.reduce import argmax, in_shape, in_type, widened
-from terrazzo.shapes import normalize_axis, num_elements
 
 converts_each({"Relu": a.relu, "HardSwish": a.hardswish, "Mish": a.mish, "Softsign": a.softsign})
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.shapes import contiguous_strides, normalize_axis, num_elements
 from terrazzo.dtypes import int64
 from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import Call, NeedsValue, converts
@@ -18,7 +19,6 @@ from terrazzo.ops.creation import arange
 from terrazzo.ops.elementwise import equal, logical_and, where
 from terrazzo.ops.selection import topk
 from terrazzo.ops.shape import broadcast_to, concat, expand_dims, reshape, span
-from terrazzo.shapes import contiguous_strides, normalize_axis, num_elements
 
 _REDUCTIONS = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 

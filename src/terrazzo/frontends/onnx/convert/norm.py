@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from terrazzo.base.shapes import Shape, normalize_axis
 from terrazzo.dtypes import DType, float32
 from terrazzo.frontends.onnx.registry import Call, Result, converts
 from terrazzo.graph.ir import Value
@@ -14,7 +15,6 @@ from terrazzo.ops import norm as n
 from terrazzo.ops.arrange import pad
 from terrazzo.ops.reduce import in_shape, in_type, vector_norm, wide_mean, widened
 from terrazzo.ops.shape import broadcast_to, reshape, span
-from terrazzo.shapes import Shape, normalize_axis
 
 
 # ---------------------------------------------------------------- over channels

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from terrazzo.base.shapes import normalize_axes, normalize_axis
 from terrazzo.dtypes import DType, float64
 from terrazzo.frontends.onnx.registry import Call, converts
 from terrazzo.graph.ir import Value
@@ -18,7 +19,6 @@ from terrazzo.ops import reduce as r
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.creation import full
 from terrazzo.ops.scan import cumprod, cumsum
-from terrazzo.shapes import normalize_axes, normalize_axis
 
 Axes = tuple[int, ...]
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from terrazzo.base.shapes import broadcast_shapes, normalize_axis, num_elements
 from terrazzo.frontends.onnx.importer import literal
 from terrazzo.frontends.onnx.registry import Call, NeedsValue, converts
 from terrazzo.graph.ir import Value
@@ -24,7 +25,6 @@ from terrazzo.index.guards import ask, granted
 from terrazzo.ops import arrange
 from terrazzo.ops import shape as s
 from terrazzo.ops.indexing import take
-from terrazzo.shapes import broadcast_shapes, normalize_axis, num_elements
 
 _BORDERS: dict[str, Literal["reflect", "edge", "wrap"]] = {
     "reflect": "reflect", "edge": "edge", "wrap": "wrap"}

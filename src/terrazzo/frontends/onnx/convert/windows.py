@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from terrazzo.base.shapes import Shape
 from terrazzo.frontends.onnx.registry import Call
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index, ceildiv, maximum, minimum
-from terrazzo.shapes import Shape
 
 Pads = tuple[tuple[Index, Index], ...]
 

@@ -1,0 +1,1 @@
+"""What happens when an operator or a compiled function is called."""

@@ -1,0 +1,1 @@
+"""The CPU: its description, schedules, kernels, machine code and threads."""

@@ -1,0 +1,88 @@
+"""What kernels written by hand share: names for index expressions, places of matrices, tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from terrazzo.base.scalar import Axis, Scalar
+from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, maximum
+from terrazzo.loop.ir import Buffer, For, Let, Stmt
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a matrix lies: element (i, j) of it is at `at + i*outer + j*inner`."""
+
+    buffer: Buffer
+    at: Index
+    outer: Index
+    inner: Index
+
+    def moved(self, rows: Index, columns: Index) -> Place:
+        """The matrix from another row and column on."""
+        return Place(self.buffer, self.at + rows * self.outer + columns * self.inner, self.outer,
+                     self.inner)
+
+
+class Names:
+    """Names for index expressions: each is computed once, by a loop that runs once.
+
+    Such a loop tells those who simplify what the name stands for; that of a scalar does not."""
+
+    def __init__(self, fresh: Callable[[str], str]):
+        self.fresh = fresh  # makes a name that nothing else in the kernel has
+        self.bound: list[tuple[Var, Index | Scalar]] = []
+
+    def __call__(self, name: str, value: Index | Scalar, most: int | None = None) -> Index:
+        """A variable for a value that is not negative (and at most `most`); numbers stay.
+
+        What is computed as a scalar, a number of parts for instance, is at least 1.
+        """
+        if isinstance(value, Scalar):
+            var = Var(self.fresh(name), 1, most)
+            self.bound.append((var, value))
+            return var
+        if not isinstance(value, IndexExpr) or isinstance(value, Var):
+            return value
+        var = Var(self.fresh(name), 0, bounds(value)[1] if most is None else most)
+        self.bound.append((var, value))
+        return var
+
+    def place(self, name: str, place: Place) -> Place:
+        """A place with a name for its address."""
+        return Place(place.buffer, self(name, place.at), place.outer, place.inner)
+
+    def around(self, body: Stmt) -> Stmt:
+        """A statement that uses the names."""
+        for var, value in reversed(self.bound):
+            body = Let(var, value, body) if isinstance(value, Scalar) else For(
+                var, value, value + 1, body)
+        return body
+
+
+def digits(number: Index, axes: Iterable[Axis]) -> dict[Var, Index]:
+    """The axes of the element with a number, counted row by row."""
+    values: dict[Var, Index] = {}
+    ordered = tuple(axes)
+    for axis in reversed(ordered):
+        values[axis.var] = number if axis is ordered[0] else number % axis.extent
+        number = number // axis.extent
+    return values
+
+
+def product_of(extents: Iterable[Index]) -> Index:
+    total: Index = 1
+    for extent in extents:
+        total = total * extent
+    return total
+
+
+def is_below(value: Index, limit: int) -> bool:
+    top = bounds(value)[1]
+    return top is not None and top < limit
+
+
+def grain_of(worth: int, work: Index) -> Index:
+    """Iterations worth a task, given the work of one."""
+    return ceildiv(worth, maximum(work, 1))

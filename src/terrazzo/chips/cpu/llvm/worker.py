@@ -1,0 +1,99 @@
+"""Object code from a process of its own.
+
+LLVM takes a hundred megabytes and does not give them back. A program that compiles a model once
+and then serves it is better off if another process does it: its own memory stays small. That
+process loads the few of our modules that it needs, and LLVM while nobody waits for it yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from terrazzo.chips.cpu.llvm.compile import Target
+from terrazzo.errors import CodegenError
+from terrazzo.knobs import unknown_variables
+
+_log = logging.getLogger("terrazzo")
+_current: ContextVar[Worker | None] = ContextVar("worker", default=None)
+
+# The package without what `import terrazzo` brings: settings, and logging, which take milliseconds.
+_PROGRAM = """
+import sys, types
+for name in ("terrazzo", "terrazzo.chips", "terrazzo.chips.cpu"):
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [sys.argv[1] + name.removeprefix("terrazzo").replace(".", "/")]
+from terrazzo.chips.cpu.llvm.server import serve
+serve()
+"""
+
+
+class Worker:
+    """A process that compiles what it is sent."""
+
+    def __init__(self) -> None:
+        unknown = unknown_variables(os.environ)  # this process has warned of them already
+        environment = {k: v for k, v in os.environ.items() if k not in unknown}
+        # Without `site`: what it would find is on our own path already.
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", _PROGRAM, str(Path(__file__).parents[3])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+    def compile(self, ir_text: str, target: Target, opt: str) -> bytes | None:
+        """The object code of a module; None where the process is no more."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            pickle.dump((ir_text, target, opt), self.process.stdin)
+            self.process.stdin.flush()
+            code, problem = pickle.load(self.process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            _log.debug("the compiling process is gone: %s", error)
+            return None
+        if problem is not None:
+            raise CodegenError(problem)
+        return bytes(code)
+
+    def stop(self) -> None:
+        """End the process: it owes nobody an answer, and may still be busy importing."""
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except OSError as error:
+                _log.debug("the compiling process left early: %s", error)
+        self.process.wait()
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Compile in another process what this thread compiles inside, unless LLVM is here already."""
+    if "llvmlite.binding" in sys.modules or not sys.executable:
+        yield
+        return
+    try:
+        worker = Worker()
+    except OSError as error:
+        _log.debug("compiling in this process: %s", error)
+        yield
+        return
+    token = _current.set(worker)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+        worker.stop()
+
+
+def compiled_elsewhere(ir_text: str, target: Target, opt: str) -> bytes | None:
+    """Object code by this thread's worker, if it has one."""
+    worker = _current.get()
+    return None if worker is None else worker.compile(ir_text, target, opt)

@@ -1,0 +1,197 @@
+"""Convolutions of bytes that keep channels apart (depthwise), on CPUs: vectors along the channels.
+
+All taps of a window are written out, for some neighbouring pixels at once: their windows overlap,
+so each byte is widened once for all of them, and each weight once for all pixels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from terrazzo.base.scalar import (
+    Axis,
+    Call,
+    Load,
+    Reduce,
+    Scalar,
+    cast,
+    rewrite,
+    substitute_indices,
+    walk,
+)
+from terrazzo.chips.cpu.kernel_parts import digits, grain_of, product_of
+from terrazzo.chips.cpu.quant import small_value
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.dtypes import int32
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.lower import storage_size
+from terrazzo.expr.matmul import Factor
+from terrazzo.expr.reductions import fresh_name
+from terrazzo.index import Index, Var, coefficient, substitute
+from terrazzo.loop.ir import Buffer, For, Function, Stmt, Store, block
+from terrazzo.loop.packing import Packing
+
+_MOST_TAPS = 25
+_PIXELS = 4  # more would not fit into registers together with the weights
+_TASK_PRODUCTS = 1 << 16  # below this a task of its own does not pay
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """`stage[places, channel] = body`, where `reduce` in the body sums `x * w` over taps."""
+
+    stage: Tensor
+    body: Scalar
+    places: tuple[Axis, ...]
+    channel: Axis
+    reduce: Reduce
+    x: Load
+    w: Load
+
+
+def _known(size: Index | None) -> int:
+    assert isinstance(size, int)
+    return size
+
+
+def match_windows(program: Program) -> Windows | None:
+    """The depthwise convolution of bytes that a program is, or None."""
+    if len(program.stages) != 1 or len(program.outputs) != 1 or program.stages[0].body is None:
+        return None
+    (stage,) = program.stages
+    body = program.stages[0].body
+    reductions = [n for n in walk(body) if isinstance(n, Reduce)]
+    if len(reductions) != 1 or len(stage.axes) < 2:
+        return None
+    (reduce,) = reductions
+    *places, channel = stage.axes
+    value = reduce.value
+    if reduce.op != "add" or reduce.dtype is not int32 or not (
+            isinstance(value, Call) and value.op == "mul"):
+        return None
+    axes = (channel, *places[1:], *reduce.axes)
+    if any(not isinstance(a.extent, int) or a.lo != 0 for a in axes) or (
+            math.prod(_known(a.extent) for a in reduce.axes) > _MOST_TAPS):
+        return None
+    factors = [Factor(arg) for arg in value.args]
+    if not any(p.var in factors[0].vars for p in places if p.extent != 1):
+        factors.reverse()
+    x, w = factors
+    if None in map(small_value, factors) or x.load is None or w.load is None or (
+            x.stride(channel.var) != 1 or any(p.var in w.vars for p in places)):
+        return None
+    if not all(isinstance(w.stride(a.var), int) for a in (channel, *reduce.axes)):
+        return None
+    return Windows(stage, body, tuple(places), channel, reduce, x.load, w.load)
+
+
+def lower_depthwise(program: Program, chip: ChipSpec,
+                    constants: frozenset[Tensor] = frozenset()) -> Function | None:
+    """The kernel of a depthwise convolution of bytes; None for all other programs."""
+    found = match_windows(program)
+    if found is None:
+        return None
+    return _Depthwise(program, found, constants).function()
+
+
+class _Depthwise:
+    """One kernel in the making."""
+
+    def __init__(self, program: Program, found: Windows, constants: frozenset[Tensor]):
+        self.program, self.found = program, found
+        self.names = {d.name for d in program.dims}
+        self.packing = self.packing_of_weights() if found.w.source in constants else None
+        self.buffers: dict[Tensor, Buffer] = {}
+        for tensor in (*program.inputs, found.stage):
+            name = self.fresh(tensor.name)
+            self.buffers[tensor] = Buffer(name, tensor.dtype, storage_size(tensor),
+                                          tensor is not found.stage)
+
+    def fresh(self, name: str) -> str:
+        result = fresh_name(name, self.names)
+        self.names.add(result)
+        return result
+
+    def packing_of_weights(self) -> Packing | None:
+        """All channels of a tap side by side, one tap after the other, unless they lie so."""
+        found = self.found
+        address = found.w.source.flat(found.w.indices)
+        steps = [(_known(a.extent), _known(coefficient(address, a.var)))
+                 for a in (found.channel, *found.reduce.axes)]
+        if steps[0][1] == 1:
+            return None
+        start = substitute(address, {a.var: 0 for a in (found.channel, *found.reduce.axes)})
+        return Packing(found.w.dtype, steps[0][0], steps[0], tuple(steps[1:]), (),
+                       _known(start))
+
+    def function(self) -> Function:
+        found = self.found
+        body = self.rows()
+        packed = {} if self.packing is None else {
+            self.program.inputs.index(found.w.source): self.packing}
+        return Function(self.program.name, tuple(self.buffers.values()), self.program.dims, body,
+                        found.stage.origin, packed=packed)
+
+    def rows(self) -> Stmt:
+        """One task for some rows of pixels; in a row, a few pixels at a time, then one by one."""
+        found = self.found
+        *outer, last = found.places
+        task, tile, single = (Var(self.fresh(n), 0) for n in ("row", "tile", "pixel"))
+        values = digits(task, outer)
+        width = _known(last.extent)
+        whole = width // _PIXELS
+        count, taps = (product_of(a.extent for a in axes)
+                       for axes in ((found.channel, last), found.reduce.axes))
+        pixels = block(
+            For(tile, 0, whole, self.pixels(values, tile * _PIXELS, _PIXELS)) if whole else None,
+            For(single, whole * _PIXELS, width, self.pixels(values, single, 1))
+            if width % _PIXELS else None)
+        return For(task, 0, product_of(a.extent for a in outer), pixels, "parallel",
+                   grain_of(_TASK_PRODUCTS, count * taps))
+
+    def pixels(self, values: dict[Var, Index], first: Index, count: int) -> Stmt:
+        """All channels of some neighbouring pixels."""
+        found = self.found
+        size = _known(found.channel.extent)
+        j = Var(self.fresh("channel"), 0, size - 1)
+        stores = []
+        for number in range(count):
+            here = {**values, found.places[-1].var: first + number, found.channel.var: j}
+            address = found.stage.flat([here[a.var] for a in (*found.places, found.channel)])
+            assert not isinstance(address, Scalar)
+            out = self.buffers[found.stage]
+            stores.append(Store(out, address, cast(self.value(here), out.dtype)))
+        return For(j, 0, size, block(*stores), "vector")
+
+    def value(self, here: dict[Var, Index]) -> Scalar:
+        """What the body makes of the sum over the window at some place."""
+        found = self.found
+        axes = found.reduce.axes
+        total: Scalar | None = None
+        for number, taps in enumerate(itertools.product(
+                *(range(_known(a.extent)) for a in axes))):
+            at = {**here, **{a.var: t for a, t in zip(axes, taps, strict=True)}}
+            weight = self.on_buffers(found.w, at)
+            if self.packing is not None:
+                weight = Load(found.w.dtype, self.buffers[found.w.source], (
+                    number * self.packing.width + here[found.channel.var],))
+            product = cast(self.on_buffers(found.x, at), int32) * cast(weight, int32)
+            total = product if total is None else total + product
+        assert total is not None
+        return self.on_buffers(found.body, here, total)
+
+    def on_buffers(self, value: Scalar, here: dict[Var, Index], total: Scalar | None = None
+                   ) -> Scalar:
+        """An expression with flat addresses, at some place; `total` stands for the sum."""
+
+        def visit(node: Scalar) -> Scalar | None:
+            if isinstance(node, Reduce):
+                return total
+            if isinstance(node, Load) and isinstance(node.source, Tensor):
+                return Load(node.dtype, self.buffers[node.source],
+                            (node.source.flat(node.indices),))
+            return None
+
+        return rewrite(substitute_indices(value, here), visit)

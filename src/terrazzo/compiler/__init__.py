@@ -1,0 +1,1 @@
+"""The way down, level by level, from a graph to something that runs."""

@@ -1,0 +1,95 @@
+"""What a model is and what becomes of it: inputs, operators, parameters, work, who runs what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from terrazzo.compiler.driver import Lowering
+from terrazzo.frontends.onnx.functions import has_function
+from terrazzo.frontends.onnx.model import node_text
+from terrazzo.frontends.onnx.session.host import CONTROL
+from terrazzo.frontends.onnx.session.host_ops import HOST_OPS
+from terrazzo.frontends.onnx.session.ports import Port
+from terrazzo.frontends.onnx.session.session import Session
+from terrazzo.graph.rewrite import Applied
+from terrazzo.index import Index
+
+COMPILED, HOST, REFERENCE, LATER = "compiled", "host", "reference", "at run time"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a node runs, and why not elsewhere."""
+
+    node: str
+    operator: str
+    where: str  # compiled | host | reference | at run time
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """Everything `tz info` shows of a model."""
+
+    file: str
+    opsets: dict[str, int]
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+    operators: Counter[str]
+    parameters: int
+    parameter_bytes: int
+    kernels: int
+    flops: Index
+    arena: Index
+    placement: Sequence[Placed]
+    rewrites: Sequence[Applied]
+
+
+def placement(session: Session) -> list[Placed]:
+    """Where each node of a model will run, as far as that can be said before it runs."""
+    imported = session.imported
+    found = []
+    for number, node in enumerate(session.model.graph.node):
+        why = "" if imported is None else imported.put_off.get(number, "")
+        found.append(Placed(node_text(node), node.op_type, _where(node, why, session), why))
+    return found
+
+
+def _where(node: Any, why: str, session: Session) -> str:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if not domain and node.op_type in CONTROL and why:
+        return HOST
+    if not why and session.imported is not None:
+        return COMPILED
+    if (domain, node.op_type) in HOST_OPS:
+        return HOST
+    if why.startswith("needs the value") or why.startswith("waits") or not why:
+        return LATER
+    if has_function(node, session.model.opsets):
+        return HOST
+    return REFERENCE
+
+
+def report(session: Session) -> ModelReport:
+    """Look at a model without running it."""
+    model = session.model
+    kernels = 0
+    flops: Index = 0
+    arena: Index = 0
+    rewrites: list[Applied] = []
+    if session.imported is not None and session.imported.outputs:
+        lowering = Lowering(session.imported.graph, session.options.chip(),
+                            options=session.options)
+        rewrites = lowering.rewrites
+        kernels, arena = len(lowering.calls), lowering.plan.arena
+        for call in lowering.calls:
+            flops = flops + call.function.flops
+    return ModelReport(
+        model.where, dict(model.opsets), session.inputs, session.outputs,
+        Counter(n.op_type for n in model.graph.node),
+        sum(w.size for w in model.weights.values()),
+        sum(w.nbytes for w in model.weights.values()), kernels, flops, arena,
+        placement(session), rewrites)

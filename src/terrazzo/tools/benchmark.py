@@ -1,0 +1,341 @@
+"""Times a function beside numpy and torch, and against what the machine can do at best.
+
+The ways to compute are timed in rounds: each round times every way once, so that what disturbs
+the machine disturbs all alike; the median of the rounds counts. The roofline is measured on the
+machine, not looked up: the bandwidth of a streaming copy, and the peak of multiply-add.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from terrazzo import te
+from terrazzo.calls.api import Compiled, compiled
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit
+from terrazzo.compiler.driver import Lowering, inlined
+from terrazzo.errors import ArgumentError, MissingDependency, TerrazzoError
+from terrazzo.graph import evaluate as graph_evaluate
+from terrazzo.graph.ir import Graph, Operator
+from terrazzo.index import Index, IndexExpr, evaluate
+from terrazzo.knobs import thread_count
+from terrazzo.runtime.hosted import needs_host, to_numpy
+
+ROUNDS = 15
+ROUND_SECONDS = 0.01  # each way runs at least this long in a round
+IDLE_SECONDS = 10e-3  # before each: OpenMP's idle threads spin for up to 6 ms, ours for one
+MOST_SECONDS = 2.0  # a way that takes longer is timed in fewer rounds
+
+
+# ---------------------------------------------------------------- the machine
+@dataclass(frozen=True)
+class Roofline:
+    """What this machine does at best, with as many threads as the setting says."""
+
+    bytes_per_second: float
+    flops_per_second: float  # of float32
+
+    def seconds(self, flops: float, size: float) -> float:
+        """The least time that so much arithmetic on so much memory takes."""
+        return max(size / self.bytes_per_second, flops / self.flops_per_second)
+
+
+def roofline() -> Roofline:
+    """The machine's limits, measured once for a number of threads."""
+    return _measured(thread_count())
+
+
+@lru_cache(maxsize=8)
+def _measured(threads: int) -> Roofline:
+    return Roofline(_copy_bandwidth(), _multiply_add_peak())
+
+
+def _best(run: Callable[[], Any], seconds: float = 0.15) -> float:
+    """The shortest of several runs: what the machine can do when nothing disturbs it."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _copy_bandwidth() -> float:
+    """Bytes read and written by a copy of arrays that no cache holds."""
+    count = 8 << 20
+    chunks = 64
+    a = te.placeholder((chunks, count // chunks), name="a")
+    b = te.compute((chunks, count // chunks), lambda i, j: a[i, j], name="b")
+    s = te.schedule(b)
+    s[b].parallel("i")
+    s[b].vectorize("j")
+    s[b].streaming()
+    copy = te.build(s, [a, b])
+    source = np.ones((chunks, count // chunks), np.float32)
+    target = np.zeros_like(source)
+    return 2 * source.nbytes / _best(lambda: copy(source, target))
+
+
+_CHAINS = 16  # of dependent multiply-adds: enough to hide the latency of every CPU of today
+
+
+def _multiply_add_peak() -> float:
+    """Operations of independent chains of vector multiply-add that stay in registers."""
+    chip = host()
+    lanes = chip.lanes(32)
+    library = jit.load_object(jit.compile_object(_peak_text(lanes), chip), {}, ["peak"])
+    peak = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("peak"))
+    turns, threads = 200_000, thread_count()
+    results = np.zeros((threads, _CHAINS * lanes), np.float32)
+
+    def work(i: int) -> None:
+        peak(results[i].ctypes.data, turns)
+
+    with ThreadPoolExecutor(threads) as workers:
+        seconds = _best(lambda: list(workers.map(work, range(threads))))
+    return 2.0 * _CHAINS * lanes * turns * threads / seconds
+
+
+def _peak_text(lanes: int) -> str:
+    """A loop of `_CHAINS` multiply-adds, in LLVM IR."""
+    vector = f"<{lanes} x float>"
+    phis, steps, stores = [], [], []
+    for i in range(_CHAINS):
+        phis.append(f"  %a{i} = phi {vector} [ %start{i}, %entry ], [ %b{i}, %loop ]")
+        steps.append(f"  %b{i} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{i}, {vector} "
+                     f"%scale, {vector} %shift)")
+        stores.append(f"  store {vector} %b{i}, ptr %p{i}, align 4")
+    starts = [line for i in range(_CHAINS) for line in (
+        f"  %p{i} = getelementptr {vector}, ptr %out, i64 {i}",
+        f"  %start{i} = load {vector}, ptr %p{i}, align 4")]
+    return "\n".join([
+        f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})",
+        "define void @peak(ptr %out, i64 %turns) {", "entry:", *starts,
+        # Read from memory, so that nothing about the values is known beforehand.
+        f"  %scale = load {vector}, ptr %out, align 4",
+        f"  %shift = load {vector}, ptr %out, align 4",
+        "  br label %loop", "loop:",
+        "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]", *phis, *steps,
+        "  %next = add i64 %i, 1", "  %more = icmp slt i64 %next, %turns",
+        "  br i1 %more, label %loop, label %exit", "exit:", *stores, "  ret void", "}"])
+
+
+# ---------------------------------------------------------------- timing
+@dataclass
+class Timing:
+    """One way to compute, with the seconds of each round."""
+
+    name: str
+    run: Callable[[], Any]
+    calls: int = 1
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Seconds for one call."""
+        return median(self.seconds)
+
+
+def time_rounds(ways: Sequence[Timing], rounds: int = ROUNDS) -> None:
+    """Time several ways to compute the same, interleaved."""
+    for way in ways:
+        way.run()
+        start = time.perf_counter()
+        way.run()
+        once = max(time.perf_counter() - start, 1e-9)
+        way.calls = max(1, int(ROUND_SECONDS / once))
+    for _ in range(rounds):
+        for way in ways:
+            spent = sum(way.seconds) * way.calls
+            if spent > MOST_SECONDS and len(way.seconds) >= 3:
+                continue
+            time.sleep(IDLE_SECONDS)
+            start = time.perf_counter()
+            for _ in range(way.calls):
+                way.run()
+            way.seconds.append((time.perf_counter() - start) / way.calls)
+
+
+# ---------------------------------------------------------------- bench
+@dataclass(frozen=True)
+class Line:
+    """One way to compute, as the table shows it."""
+
+    name: str
+    seconds: float
+    bytes: float
+    flops: float
+    limit: float  # seconds that the machine needs at least
+
+    @property
+    def roofline(self) -> float:
+        """The part of the machine's best that it reaches."""
+        return self.limit / self.seconds
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What `bench` measured; prints as a table."""
+
+    name: str
+    types: str
+    lines: tuple[Line, ...]
+    limits: Roofline
+    threads: int
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Line:
+        return next(line for line in self.lines if line.name == name)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table(
+            title=f"{self.name}({self.types})", title_justify="left", caption_justify="left",
+            caption=f"{self.threads} threads; this machine: "
+                    f"{self.limits.bytes_per_second / 1e9:.1f} GB/s, "
+                    f"{self.limits.flops_per_second / 1e9:.0f} GFLOP/s (float32), measured")
+        for head in ("", "us", "GB/s", "GFLOP/s", "of roofline", "against ours"):
+            table.add_column(head, justify="left" if not head else "right")
+        ours = self.lines[0].seconds
+        for line in self.lines:
+            table.add_row(line.name, f"{line.seconds * 1e6:.1f}",
+                          f"{line.bytes / line.seconds / 1e9:.1f}",
+                          f"{line.flops / line.seconds / 1e9:.1f}", f"{line.roofline:.0%}",
+                          f"{line.seconds / ours:.2f}x")
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=110, force_terminal=False)
+        with console.capture() as text:
+            console.print(self)
+            for note in self.notes:
+                console.print(note, soft_wrap=True)
+        return text.get()
+
+
+def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
+          **attrs: Any) -> BenchReport:
+    """Time a function or operator on the given arguments beside numpy and torch."""
+    target = _compiled(function)
+    if not args:
+        raise ArgumentError(f"{target.name} cannot be timed without arguments",
+                            hint=f"pass arrays: {target.name}.bench(x, ...)")
+    leaves, _ = target.arguments(args, target.without_out(attrs)[0])
+    arrays = [to_numpy(a) if hasattr(a, "detach") else a for a in leaves]
+    graph = target.graph(args, attrs)
+    ways = [Timing("terrazzo", lambda: target(*args, **attrs))]
+    if all(isinstance(a, np.ndarray) for a in arrays):
+        ways.append(Timing("numpy, one operator at a time",
+                           lambda: graph_evaluate.run(graph, arrays)))
+    with _torch_threads(thread_count() if torch else None):
+        notes = _torch_ways(graph, leaves, ways) if torch else ["torch was not asked for"]
+        time_rounds(ways, rounds)
+    flops, size = work(graph)
+    if needs_host(inlined(graph)):
+        notes = [*notes, "with control flow, operations are not counted, nor what it reads again"]
+    limits = roofline()
+    lines = tuple(Line(w.name, w.median, size, flops, limits.seconds(flops, size)) for w in ways)
+    types = ", ".join(str(v.type) for v in graph.inputs)
+    return BenchReport(target.name, types, lines, limits, thread_count(), tuple(notes))
+
+
+def _compiled(function: Any) -> Compiled:
+    if isinstance(function, Operator):
+        return compiled(function)
+    if isinstance(function, Compiled):
+        return function
+    if callable(function):
+        return Compiled(function, getattr(function, "__name__", "function"))
+    raise ArgumentError(f"cannot time {function!r}", hint="pass an operator or a function")
+
+
+@contextmanager
+def _torch_threads(count: int | None) -> Iterator[None]:
+    """Give torch, if it is wanted and there, so many threads for a while."""
+    from terrazzo.torch.eager import import_torch
+
+    try:
+        torch = None if count is None else import_torch()
+    except MissingDependency:
+        torch = None
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _torch_ways(graph: Graph, leaves: Sequence[Any], ways: list[Timing]) -> list[str]:
+    """Add torch's ways; answers why not where one is missing."""
+    from terrazzo.torch.eager import import_torch, to_torch, torch_function
+
+    try:
+        torch = import_torch()
+        eager = torch_function(graph)
+    except TerrazzoError as error:
+        return [f"no rows for torch: {error.message}"]
+    tensors = [to_torch(a) for a in leaves]
+    try:
+        with torch.no_grad():
+            eager(*tensors)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        return [f"no rows for torch: {str(error).splitlines()[0]}"]
+
+    def quietly(run: Callable[..., Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            with torch.inference_mode():
+                return run(*tensors)
+
+        return call
+
+    ways.append(Timing("torch eager", quietly(eager)))
+    fused = torch.compile(eager, dynamic=False)
+    try:
+        quietly(fused)()
+    except Exception as error:  # whatever its compiler stumbles over, such as no C++ compiler
+        return [f"no row for torch.compile: {str(error).splitlines()[0]}"]
+    ways.append(Timing("torch.compile", quietly(fused)))
+    return []
+
+
+def work(graph: Graph) -> tuple[float, float]:
+    """Floating-point operations, and bytes of inputs and outputs, that a graph cannot do without.
+
+    What fusion keeps out of memory is not counted, so an unfused rival moves more than this says.
+    """
+    size = sum(_elements(v.shape) * v.dtype.itemsize for v in (*graph.inputs, *graph.outputs))
+    flat = inlined(graph)
+    if needs_host(flat):  # how often the host runs what, only running tells
+        return 0.0, float(size)
+    functions = Lowering(flat, host()).functions
+    return float(sum(_known(f.flops) for f in functions)), float(size)
+
+
+def _elements(shape: Sequence[Index]) -> int:
+    count = 1
+    for n in shape:
+        count *= _known(n)
+    return count
+
+
+def _known(size: Index) -> int:
+    return int(evaluate(size, {})) if isinstance(size, IndexExpr) else int(size)

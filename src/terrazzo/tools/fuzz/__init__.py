@@ -1,0 +1,1 @@
+"""Programs made at random, compiled and held against their meaning."""

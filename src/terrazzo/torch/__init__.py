@@ -1,0 +1,1 @@
+"""What PyTorch sees of operators: autograd, and its own operators to compare with."""
