@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.llvm import jit
-from terrazzo.compiler.driver import Lowering, inlined
+from terrazzo.compiler.driver import Lowering, inlined, level_text
 from terrazzo.dtypes import float32
 from terrazzo.graph.autodiff import grad_function
 from terrazzo.graph.ir import TensorType
@@ -129,14 +130,14 @@ def compile_once(program: Program, steps: int) -> tuple[float, int, dict[str, fl
         laps[name], last = now - last, now
 
     graph = trace(program.make(steps), [TensorType(program.shape, float32)], "program")[0]
-    lowering = Lowering(inlined(graph), chip)
+    lowering = Lowering(inlined(graph), Cpu(chip))
     count = len(lowering.graph.nodes)
     lap("graph")
     assert lowering.fused.groups
     lap("fused")
     assert lowering.functions
     lap("functions")
-    text = lowering.llvm
+    text = level_text(lowering, "llvm")
     lap("llvm")
     jit.compile_object(text, chip)
     lap("object")

@@ -17,8 +17,9 @@ from typing import Any
 import llvmlite
 
 import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec
-from terrazzo.compiler.driver import Lowering
+from terrazzo.compiler.driver import Lowering, level_text
 from terrazzo.graph.ir import OPERATORS, TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.knobs import knobs
@@ -46,11 +47,11 @@ def excerpt(text: str, first: str, lines: int) -> str:
 
 def how_it_works() -> str:
     graph, _ = trace(gelu, [TensorType((1024, 1024), tz.float32)], name="gelu", names=["x"])
-    down = Lowering(graph, avx2_spec(cores=2))
+    down = Lowering(graph, Cpu(avx2_spec(cores=2)))
     soft, _ = trace(tz.softmax, [TensorType((512, 1000), tz.float32)], name="softmax", names=["x"])
-    rows = Lowering(soft, avx2_spec(cores=2))
+    rows = Lowering(soft, Cpu(avx2_spec(cores=2)))
     rules = [f"{a.rule}: {a.node}" for a in down.rewrites]
-    asm = down.assembly()
+    asm = level_text(down, "asm")
     text = (HERE / "how-it-works.in.md").read_text()
     parts = {
         "GRAPH": block(str(down.source)),
@@ -59,7 +60,7 @@ def how_it_works() -> str:
         "EXPR": block(str(down.fused)),
         "SCHEDULE": block("\n".join(str(s) for _, s in down.scheduled)),
         "LOOP": block("\n\n".join(map(str, down.functions))),
-        "LLVM": block(excerpt(down.llvm, ".task1.body(ptr noalias", 36), "llvm"),
+        "LLVM": block(excerpt(level_text(down, "llvm"), ".task1.body(ptr noalias", 36), "llvm"),
         "ASM": f"{ASM_MARK}{llvmlite.__version__} -->\n" + block(
             excerpt(asm, "vmulps", 24), "asm"),
         "SOFTMAX_EXPR": block(str(rows.fused)),

@@ -18,8 +18,8 @@ import pytest
 import terrazzo as tz
 from terrazzo.base.shapes import dim
 from terrazzo.base.unwind import Walk, unwind
-from terrazzo.chips.cpu.description import host
-from terrazzo.compiler.driver import Lowering, inlined
+from terrazzo.chips.cpu.chip import Cpu
+from terrazzo.compiler.driver import Lowering, inlined, level_text
 from terrazzo.dtypes import float32
 from terrazzo.expr import evaluate as expr_evaluate
 from terrazzo.graph.autodiff import grad_function
@@ -160,8 +160,8 @@ def graph_of(name: str, steps: int) -> Graph:
 
 
 def lowered(name: str, steps: int) -> Lowering:
-    lowering = Lowering(inlined(graph_of(name, steps)), host())
-    assert lowering.llvm
+    lowering = Lowering(inlined(graph_of(name, steps)), Cpu())
+    assert level_text(lowering, "llvm")
     return lowering
 
 
@@ -183,7 +183,7 @@ def test_work_is_linear_in_the_length(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_code_is_linear_in_the_length_and_in_small_functions(name: str) -> None:
     steps = PROGRAMS[name][2]
-    few, many = (lowered(name, n).llvm for n in (steps, 3 * steps))
+    few, many = (level_text(lowered(name, n), "llvm") for n in (steps, 3 * steps))
     assert len(many) < 3 * 1.3 * len(few)
     longest = max(len(body.splitlines()) for body in re.findall(r"^define.*?^}", many, re.M | re.S))
     assert longest < 20_000  # LLVM is not linear in one function
@@ -207,8 +207,8 @@ def test_no_step_recurses_along_a_program(name: str) -> None:
 
 def rehearse(graph: Graph) -> None:
     """Everything that is done with a program: lowering, printing and running at every level."""
-    lowering = Lowering(inlined(graph), host())
-    assert lowering.llvm
+    lowering = Lowering(inlined(graph), Cpu())
+    assert level_text(lowering, "llvm")
     shown = [str(lowering.source), str(lowering.graph), str(lowering.fused),
              *map(str, lowering.functions)]
     assert all(shown)
@@ -264,7 +264,7 @@ def random_graph(rng: np.random.Generator, count: int) -> Graph:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_kernel_follows_those_it_reads(seed: int) -> None:
-    graph = Lowering(inlined(random_graph(np.random.default_rng(seed), 120)), host()).graph
+    graph = Lowering(inlined(random_graph(np.random.default_rng(seed), 120)), Cpu()).graph
     fused = fuse(graph)
     made: set[Value] = {*graph.inputs, *fused.constants}
     assert len(fused.groups) > 10
@@ -309,9 +309,10 @@ def test_a_size_that_varies_does_not_make_code_long() -> None:
             x = tz.tanh(tz.matmul(x, constant(w)))
         return tz.softmax(tz.matmul(x, constant(weights[-1])))
 
-    fixed, any_batch = (
-        len(Lowering(inlined(trace(network, [TensorType((rows, 16), float32)], name="f")[0]), host()
-                     ).llvm.splitlines()) for rows in (8, dim("rows")))
+    graphs = (trace(network, [TensorType((rows, 16), float32)], name="f")[0]
+              for rows in (8, dim("rows")))
+    fixed, any_batch = (len(level_text(Lowering(inlined(g), Cpu()), "llvm").splitlines())
+                        for g in graphs)
     assert 200 < fixed < any_batch
     # 4,400 with tiles for what is left over in every kernel, and every division of sizes wherever
     # its name stands

@@ -10,7 +10,7 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.base.shapes import dim
-from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.llvm.program import Repeat, calls_in
 from terrazzo.compiler.control_flow import ControlLowering, is_native
 from terrazzo.compiler.driver import Options, compile_graph, inlined
@@ -158,7 +158,7 @@ def test_weights_of_a_scan_are_packed_before_it(turns: int, batch: int) -> None:
 
     types = floats(turns, batch, 37), floats(37, 37), floats(37, 37)
     check(twice, [x, w, u], *types)
-    lowering = ControlLowering(inlined(graph_of(twice, *types)), host(), Options.now())
+    lowering = ControlLowering(inlined(graph_of(twice, *types)), Cpu(), Options.now())
     loop = next(s for s in lowering.steps if isinstance(s, Repeat))
     packs = [c.name for c in calls_in(lowering.steps) if c.name.startswith("k_pack")]
     assert len(packs) == len(set(packs))

@@ -322,7 +322,7 @@ def test_the_cache_tells_what_is_written_over() -> None:
 
     options = Options.now()
     graph = inlined(trace(lambda x: x * 2, [TensorType((4,), tz.float32)], "f")[0])
-    keys = {graph_key(Lowering(graph, options.chip(), options=options, over=over))
+    keys = {graph_key(Lowering(graph, options.chip, options=options, over=over))
             for over in ((), (0,), (None,))}
     assert len(keys) == 3
 

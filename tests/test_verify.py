@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.llvm import scalars
 from terrazzo.compiler import driver as compiler
 from terrazzo.dtypes import as_dtype, bfloat16, float16, float32, float64, int32
@@ -315,7 +316,7 @@ def test_control_flow_inside_an_operator(function: Any, rng: np.random.Generator
     assert all(report.elements(level) for level in ("graph", "expr", "loop", "code"))
     assert report.elements("gradient") or "no gradient" in str(report) or "number is not" in str(
         report)
-    for level in compiler.LEVELS_OF["cpu"][:-1]:
+    for level in Cpu.levels[:-1]:
         assert function.lower(x, level).strip()
     assert f"a part of {function.name}" in function.lower(x, "loop")
     assert function.bench(x, rounds=1, torch=False).lines

@@ -97,6 +97,9 @@ class Settings:
         choices=(0, 128, 256, 512),
         shapes_code=True,
     )
+    chip: str = _knob(
+        "", "chip that code is compiled for; empty: the one where the data is", shapes_code=True
+    )
     cache: bool = _knob(True, "keep compiled code on disk between runs")
     cache_dir: str = _knob(
         _default_cache_dir,

@@ -12,6 +12,7 @@ import terrazzo as tz
 import terrazzo.ops
 from terrazzo.base.shapes import dims
 from terrazzo.chips.cpu.attention import lower_attention
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host
 from terrazzo.compiler.driver import Lowering, compile_graph
 from terrazzo.dtypes import as_dtype
@@ -48,7 +49,7 @@ def graph_of(arrays, shapes=None, **attrs):
 
 def check(arrays, shapes=None, **attrs):
     graph = graph_of(arrays, shapes, **attrs)
-    assert [g.program.kind for g in Lowering(graph, host()).fused.groups] == ["attention"]
+    assert [g.program.kind for g in Lowering(graph, Cpu()).fused.groups] == ["attention"]
     return compare(compile_graph(graph), graph, arrays)
 
 
@@ -216,7 +217,7 @@ def test_loops_mean_the_same(rng, q, k, mask, causal):
         arrays.append(draw(rng, mask, "bool"))
     graph = graph_of(arrays, causal=causal)
     want = evaluate.run(graph, arrays, wide=True)[0]
-    (function,) = Lowering(graph, host()).functions
+    (function,) = Lowering(graph, Cpu()).functions
     out = np.full(want.size, np.nan, np.float32)
     interpret.run(function, [*(np.ascontiguousarray(a).reshape(-1) for a in arrays), out], {})
     assert_close(out.reshape(want.shape), want)
@@ -226,7 +227,7 @@ def test_operands_may_have_strides(rng):
     """Heads next to sizes, as projections leave them: [queries, heads, size] in memory."""
     arrays = qkv(rng, (2, 9), (2, 12), size=3)
     graph = graph_of(arrays)
-    program = Lowering(graph, host()).fused.groups[0].program
+    program = Lowering(graph, Cpu()).fused.groups[0].program
 
     def turned(tensor):
         heads, _, size = tensor.shape
@@ -246,7 +247,7 @@ def test_memory_does_not_grow_with_the_sequence():
     n, m = dims("n m")
     types = [TensorType(s, as_dtype("float32")) for s in ((4, n, 64), (4, m, 64), (4, m, 64))]
     graph = trace(attention, types, name="test")[0]
-    (function,) = Lowering(graph, host()).functions
+    (function,) = Lowering(graph, Cpu()).functions
     sizes = [s.buffer.size for s in walk(function.body) if isinstance(s, Alloc)]
     assert sizes and all(isinstance(size, int) for size in sizes)
     assert 4 * sum(sizes) < 256 << 10
@@ -255,7 +256,7 @@ def test_memory_does_not_grow_with_the_sequence():
 def test_causal_attention_skips_keys_that_nobody_sees():
     types = [TensorType((1, 1024, 64), as_dtype("float32"))] * 3
     graph = trace(attention, types, name="test", causal=True)[0]
-    (function,) = Lowering(graph, host()).functions
+    (function,) = Lowering(graph, Cpu()).functions
     (blocks,) = {s.hi for s in walk(function.body) if isinstance(s, For)
                  and s.var.name == "key_block"}
     assert not isinstance(blocks, int)  # it depends on the task: on its last query

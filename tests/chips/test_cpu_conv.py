@@ -12,6 +12,7 @@ import pytest
 from terrazzo.base.shapes import dim
 from terrazzo.chips.cpu import pool
 from terrazzo.chips.cpu import templates as cpu_templates
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.conv import lower_convolution
 from terrazzo.chips.cpu.conv_shape import choose_tile
 from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
@@ -266,7 +267,7 @@ def test_a_residual_gives_its_memory_to_the_result() -> None:
         return relu(convolve(both, w, **one) + both)  # may not: it is read as an image too
 
     graph, _ = trace(chain, [TensorType(x.shape, float32), TensorType(w.shape, float32)])
-    lowering = Lowering(graph, host())
+    lowering = Lowering(graph, Cpu())
     first, _, both, last = (g.outputs[0] for g in lowering.fused.groups)
     places = lowering.plan.places
     assert places[both] == places[first] != places[last]

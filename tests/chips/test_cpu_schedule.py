@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec, host
 from terrazzo.compiler.driver import Lowering, level_text
 from terrazzo.knobs import knobs
@@ -16,7 +17,7 @@ from terrazzo.knobs import knobs
 def loop_text(function: object, *arrays: np.ndarray) -> str:
     """The loops for a chip with 512 KiB of second-level cache, whatever this machine has."""
     graph = tz.jit(function).graph(arrays, {})  # type: ignore[arg-type]
-    return level_text(Lowering(graph, avx2_spec(cores=2)), "loop")
+    return level_text(Lowering(graph, Cpu(avx2_spec(cores=2))), "loop")
 
 
 SHAPES = [(7,), (300000,), (5, 200000), (3000, 40), (40, 3000), (200000, 3), (4099, 15),
@@ -83,7 +84,7 @@ def test_columns_leave_no_rest_in_memory(channels: int) -> None:
     """Tiles divide the columns; sums of a vector that is not full are in registers too."""
     x = np.zeros((1, 9, 7, channels), np.float32)
     graph = tz.jit(channels_last_pool).graph((x,), {})
-    lowering = Lowering(graph, replace(avx2_spec(cores=2), vector_bits=512))
+    lowering = Lowering(graph, Cpu(replace(avx2_spec(cores=2), vector_bits=512)))
     assert "if " not in level_text(lowering, "loop")
     stores = level_text(lowering, "llvm").count("call void @llvm.masked.store")
     assert stores == (channels % 16 > 0)

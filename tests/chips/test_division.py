@@ -11,6 +11,7 @@ import pytest
 
 from terrazzo.base.scalar import Scalar
 from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.division import by_threads, thread_counts
 from terrazzo.chips.cpu.llvm.kernel import compile_function
@@ -46,7 +47,7 @@ def numbers(shape: Sequence[int], seed: int = 0) -> np.ndarray:
 def kernel_of(function: Callable[..., Any], shapes: Sequence[Sequence[Any]], chip: ChipSpec,
               constant: bool = False) -> Function:
     graph, _ = trace(function, [TensorType(tuple(s), float32) for s in shapes])
-    (group,) = Lowering(graph, chip).fused.groups
+    (group,) = Lowering(graph, Cpu(chip)).fused.groups
     lowered = lower(group.program, chip,
                     frozenset(group.program.inputs[1:2]) if constant else frozenset())
     assert lowered is not None and bool(lowered.packed) == constant

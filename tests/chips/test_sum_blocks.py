@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.llvm.kernel import compile_function
 from terrazzo.chips.cpu.templates import lower
@@ -47,7 +48,7 @@ def run(function: Callable[..., Any], inputs: Sequence[np.ndarray], chip: ChipSp
         shape: Sequence[int], constant: bool = False) -> np.ndarray:
     """One kernel, whose second input may be a constant."""
     graph, _ = trace(function, [TensorType(a.shape, float32) for a in inputs])
-    (group,) = Lowering(graph, chip).fused.groups
+    (group,) = Lowering(graph, Cpu(chip)).fused.groups
     constants = frozenset(group.program.inputs[1:2]) if constant else frozenset()
     lowered = lower(group.program, chip, constants)
     assert lowered is not None and bool(lowered.packed) == constant

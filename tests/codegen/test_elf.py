@@ -18,6 +18,7 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.chips.cpu import elf
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host, neon_spec
 from terrazzo.chips.cpu.llvm import jit
 from terrazzo.compiler.driver import Lowering
@@ -79,7 +80,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], list[np.ndarray]]] = {
 def artifact_of(name: str) -> tuple[Artifact, list[np.ndarray]]:
     function, arrays = KERNELS[name]
     types = [TensorType(a.shape, tz.dtypes.as_dtype(a.dtype)) for a in arrays]
-    return Lowering(trace(function, types, name="tested")[0], host()).artifact(), arrays
+    return Lowering(trace(function, types, name="tested")[0], Cpu()).artifact(), arrays
 
 
 def refuse(*_: Any) -> Any:
@@ -324,6 +325,8 @@ def test_random_damage_never_crashes(everything: bytes) -> None:
 def test_damaged_code_of_an_executable_is_an_error_of_the_artifact() -> None:
     artifact, _ = artifact_of("pointwise")
     with pytest.raises(ArtifactError):
-        Executable(replace(artifact, object_code=artifact.object_code[:100]))
+        Executable(replace(artifact, made=replace(
+            artifact.made, code=artifact.made.code[:100])))
     with pytest.raises(CodegenError):
-        Executable(replace(artifact, object_code=b"nothing of the kind"))
+        Executable(replace(artifact, made=replace(
+            artifact.made, code=b"nothing of the kind")))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
-from terrazzo.compiler.driver import Lowering
+from terrazzo.compiler.driver import Lowering, level_text
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
@@ -28,14 +29,14 @@ def graph_of(name, dtype=tz.float32):
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("dtype", [tz.float32, tz.bfloat16, tz.float16], ids=lambda d: d.short)
 def test_neon(name, dtype):
-    assembly = Lowering(graph_of(name, dtype), neon_spec()).assembly()
+    assembly = level_text(Lowering(graph_of(name, dtype), Cpu(neon_spec())), "asm")
     assert ".4s" in assembly, "no 128-bit vectors of floats"
     assert "ymm" not in assembly
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_avx2_uses_256_bits_and_no_more(name):
-    assembly = Lowering(graph_of(name), avx2_spec()).assembly()
+    assembly = level_text(Lowering(graph_of(name), Cpu(avx2_spec())), "asm")
     assert "%ymm" in assembly
     assert "%zmm" not in assembly
 
@@ -51,7 +52,7 @@ def test_narrower_code_gives_the_same_values(name):
     (wanted,) = evaluate.run(graph, arrays, wide=True)
     for bits in {128, 256, chip.vector_bits}:
         with knobs.override(vector_bits=bits):
-            artifact = Lowering(graph, host()).artifact()
+            artifact = Lowering(graph, Cpu()).artifact()
         got = Executable(artifact)(*arrays)
         np.testing.assert_allclose(got, wanted, rtol=3e-5, atol=3e-6)
 
@@ -66,8 +67,8 @@ def test_f16_without_instructions_for_it():
     with knobs.override(vector_bits=128):
         widen = trace(lambda x: tz.astype(x, "float32"), [TensorType(every.shape, tz.float16)])[0]
         narrow = trace(lambda x: tz.astype(x, "float16"), [TensorType(every.shape, tz.float32)])[0]
-        wide = Executable(Lowering(widen, host()).artifact())(every)
-        small = Executable(Lowering(narrow, host()).artifact())(singles)
+        wide = Executable(Lowering(widen, Cpu()).artifact())(every)
+        small = Executable(Lowering(narrow, Cpu()).artifact())(singles)
     np.testing.assert_array_equal(wide, every.astype(np.float32))
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(small, singles.astype(np.float16))

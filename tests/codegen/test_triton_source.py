@@ -27,7 +27,7 @@ if __name__ != "__main__":
     from terrazzo.base.scalar import LIBM, OPS, Axis, Call, FromIndex, call, cast, const, where
     from terrazzo.base.scalar import reduce as reduce_scalar
     from terrazzo.base.shapes import dims
-    from terrazzo.chips.cuda import h100, h200
+    from terrazzo.chips.cuda.description import h100, h200
     from terrazzo.chips.spec import ChipSpec, LaunchRules
     from terrazzo.codegen.triton import triton_source
     from terrazzo.codegen.triton.maths import FUNCTIONS, needed_functions

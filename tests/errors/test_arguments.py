@@ -161,12 +161,12 @@ def test_misspelt_operator_is_guessed() -> None:
 
 
 def test_level_that_does_not_exist(x: np.ndarray) -> None:
-    refuses(lambda: tz.exp.lower(x, "lop"), ArgumentError, "there is no level 'lop'",
+    refuses(lambda: tz.exp.lower(x, "lop"), ArgumentError, "'cpu' has no level 'lop'",
             hint="graph, canonical, expr")
-    refuses(lambda: tz.softmax.lower(x, "asm", target="cuda"), ArgumentError,
-            "the target cuda has no level 'asm'", hint="graph, canonical, expr, triton")
-    refuses(lambda: tz.softmax.lower(x, "loop", target="tpu"), DeviceError, "no target 'tpu'",
-            hint="cpu and cuda")
+    refuses(lambda: tz.softmax.lower(x, "asm", chip="cuda"), ArgumentError,
+            "the chip 'cuda' has no level 'asm'", hint="graph, canonical, expr, triton")
+    refuses(lambda: tz.softmax.lower(x, "loop", target="tpu"), DeviceError, "no chip 'tpu'",
+            hint="cpu, cuda")
     refuses(lambda: tz.exp.lower(x), ArgumentError, "needs a level", hint='lower.x, "loop"')
     refuses(lambda: tz.exp.verify(levels=["lop"]), ArgumentError, "no level 'lop'", hint="expr")
     refuses(lambda: tz.exp.bench(), ArgumentError, "without arguments", hint="pass arrays")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.compiler.driver import Lowering
 from terrazzo.dtypes import DType, float32, float64
 from terrazzo.expr.structure import structure
@@ -19,7 +19,7 @@ from terrazzo.runtime.executable import Executable
 
 def lowering(function: Any, *shapes: Any, dtype: DType = float32) -> Lowering:
     types = [TensorType(tuple(s), dtype) for s in shapes]
-    return Lowering(trace(function, types, name="f")[0], host())
+    return Lowering(trace(function, types, name="f")[0], Cpu())
 
 
 def key(function: Any, *shapes: Any, dtype: DType = float32) -> Any:

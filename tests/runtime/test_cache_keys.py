@@ -124,7 +124,7 @@ def graph_of(function: Callable[..., Any], *types: TensorType) -> Graph:
 
 def key_of(graph: Graph, options: Options | None = None) -> str:
     options = options or Options.now()
-    return graph_key(Lowering(graph, options.chip(), options=options))
+    return graph_key(Lowering(graph, options.chip, options=options))
 
 
 def rule_times(factor: float) -> RuleTable:
@@ -217,13 +217,13 @@ def test_threads_compile_under_their_own_settings(tmp_path: Path) -> None:
                 if knobs.opt_level != level:
                     wrong.append(f"{level} sees {knobs.opt_level}")
                 options = Options.now()
-                expected = len(Lowering(graph, options.chip(), options=options).rewrites)
+                expected = len(Lowering(graph, options.chip, options=options).rewrites)
                 executable = compile_graph(graph)
                 key = key_of(graph)
                 del executable
                 if options.level != level or (level == "none") != (expected == 0):
                     wrong.append(f"{level} was rewritten {expected} times as {options.level}")
-                if key != graph_key(Lowering(graph, options.chip(), options=options)):
+                if key != graph_key(Lowering(graph, options.chip, options=options)):
                     wrong.append(f"{level} has another key")
 
     threads = [threading.Thread(target=work, args=(level,)) for level in ("none", "all")]

@@ -38,7 +38,7 @@ def compiled_model(rng: np.random.Generator) -> tuple[Graph, str, np.ndarray]:
                      [TensorType((3, 40), tz.float32)], name="damaged")
     options = Options.now()
     answer = compile_graph(graph, options=options)(X)
-    lowering = Lowering(inlined(graph, options=options), options.chip(), options=options)
+    lowering = Lowering(inlined(graph, options=options), options.chip, options=options)
     return graph, graph_key(lowering), answer
 
 

@@ -161,7 +161,7 @@ import numpy as np, resource, terrazzo as tz
 from terrazzo.errors import OutOfMemory
 a = np.ones((1024, 8192), "f"); b = np.ones((8192, 8192), "f")
 exe = tz.matmul.compile(a, b)
-assert exe.allocates
+assert exe.code.allocates
 out = exe.allocate([])[0]
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)

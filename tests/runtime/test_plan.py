@@ -9,7 +9,7 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.base.shapes import dim
-from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.compiler.driver import Lowering
 from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType, Value
@@ -20,7 +20,7 @@ from terrazzo.runtime.plan import ALIGN, MemoryPlan, byte_size
 
 
 def lowering(function: Any, *shapes: Any) -> Lowering:
-    return Lowering(trace(function, [TensorType(s, float32) for s in shapes], name="f")[0], host())
+    return Lowering(trace(function, [TensorType(s, float32) for s in shapes], name="f")[0], Cpu())
 
 
 def chain(x: Any, length: int = 6) -> Any:

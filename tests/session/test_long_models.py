@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.compiler.driver import Lowering, Options, inlined
+from terrazzo.compiler.driver import Lowering, Options, inlined, level_text
 from terrazzo.frontends.onnx.session import Session
 
 onnx = pytest.importorskip("onnx")
@@ -46,10 +46,10 @@ def calls_of(count: int, stage: str) -> int:
     assert imported is not None and not imported.put_off
     with profile if stage == "rewrites" else _nothing():
         graph = inlined(imported.graph, options=options)
-        lowering = Lowering(graph, options.chip(), (), options, is_inlined=True)
+        lowering = Lowering(graph, options.chip, (), options, is_inlined=True)
         assert lowering.graph
     with profile if stage == "code" else _nothing():
-        assert lowering.llvm
+        assert level_text(lowering, "llvm")
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
@@ -72,7 +72,7 @@ def test_no_function_grows_with_the_number_of_kernels() -> None:
         options = Options.now()
         imported = Session(chain(count), compile_now=False).imported
         assert imported is not None
-        text = Lowering(imported.graph, options.chip(), (), options).llvm
+        text = level_text(Lowering(imported.graph, options.chip, (), options), "llvm")
         return max(body.count("\n") for body in re.findall(r"^define .*?^}", text, re.M | re.S))
 
     assert largest(600) == pytest.approx(largest(1200), rel=0.1)

@@ -26,7 +26,6 @@ from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,
     CompileError,
-    DeviceError,
     ShapeError,
     TerrazzoError,
     VerifyError,
@@ -704,29 +703,21 @@ def _call(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _lower(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """`op.lower(x, "loop")`: the last positional string is the level."""
-    target = kwargs.pop("target", "cpu")
+    chip = kwargs.pop("chip", "") or kwargs.pop("target", "")  # its older name
     if not args or not isinstance(args[-1], str):
         raise ArgumentError(f"{op.name}.lower needs a level as its last argument",
                             hint=f'for example {op.name}.lower(x, "loop")')
     *tensors, level = args
     graph, over = compiled(op).graph_over(tensors, kwargs)
-    return lower(graph, level, target, over)
+    return lower(graph, level, chip, over)
 
 
-def lower(graph: Graph, level: str, target: str = "cpu", over: Over = ()) -> str:
-    """One level of a graph's compilation as text."""
-    from terrazzo.compiler.driver import LEVELS_OF, graph_level
+def lower(graph: Graph, level: str, chip: str = "", over: Over = ()) -> str:
+    """One level of a graph's compilation as text, for a chip by its name."""
+    from terrazzo.compiler.driver import Options, graph_level
 
-    if target not in LEVELS_OF:
-        raise DeviceError(f"there is no target {target!r}",
-                          hint=f"targets are {' and '.join(LEVELS_OF)}")
-    if level not in LEVELS_OF[target]:
-        known = any(level in levels for levels in LEVELS_OF.values())
-        raise ArgumentError(
-            f"the target {target} has no level {level!r}" if known else
-            f"there is no level {level!r}",
-            hint=f"levels of {target} are {', '.join(LEVELS_OF[target])}")
-    return graph_level(graph, level, over=over)
+    with knobs.override(chip=chip or knobs.chip):
+        return graph_level(graph, level, Options.now(), over=over)
 
 
 def _compile(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,9 +16,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
-
-ChipKind = Literal["cpu", "cuda", "gcu"]
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,25 @@ class LaunchRules:
 
 
 @dataclass(frozen=True)
+class Roofline:
+    """What a chip does at best."""
+
+    bytes_per_second: float
+    flops_per_second: float  # of float32
+
+    def seconds(self, flops: float, size: float) -> float:
+        """The least time that so much arithmetic on so much memory takes."""
+        return max(size / self.bytes_per_second, flops / self.flops_per_second)
+
+
+@dataclass(frozen=True)
 class ChipSpec:
     """One chip, described once for every level that has to know it."""
 
     name: str
     """A name for people: "icelake-server", "h200"."""
-    kind: ChipKind
+    kind: str
+    """What users call chips of this kind: "cpu", "cuda"."""
     cores: int
     """Independent units that run programs or chunks at the same time."""
     vector_bits: int
@@ -66,6 +76,8 @@ class ChipSpec:
     features: frozenset[str] = frozenset()
     """Names of instruction-set features that are present and may be used."""
 
+    compiler: str = ""
+    """What makes its code, with its version: another version makes other code."""
     llvm_triple: str = ""
     llvm_cpu: str = ""
     llvm_features: str = ""
@@ -98,7 +110,8 @@ class ChipSpec:
     @cached_property
     def fingerprint(self) -> str:
         """A text that is equal for two chips exactly when the same generated code suits both."""
-        target = f"{self.kind}|{self.llvm_triple}|{self.llvm_cpu}|{self.llvm_features}"
+        target = "|".join((self.kind, self.compiler, self.llvm_triple, self.llvm_cpu,
+                           self.llvm_features))
         shape = f"{self.vector_bits}|{self.vector_registers}|{','.join(sorted(self.features))}"
         memory = f"{self.cores}|{self.l1_bytes}|{self.l2_bytes}|{self.l3_bytes}|{self.launch}"
         digest = hashlib.sha256(f"{target}|{shape}|{memory}".encode()).hexdigest()

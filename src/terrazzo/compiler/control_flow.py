@@ -14,18 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from terrazzo.base.shapes import num_elements
-from terrazzo.chips.cpu.llvm import jit
-from terrazzo.chips.cpu.llvm.program import (
-    Argument,
-    Branch,
-    Call,
-    Flag,
-    Repeat,
-    Step,
-    calls_in,
-    module_text,
-)
-from terrazzo.chips.spec import ChipSpec
+from terrazzo.chips.chip import Chip
 from terrazzo.compiler.driver import Lowering, Options, copy_function
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.index import Index, Var, free_vars, maximum
@@ -33,6 +22,7 @@ from terrazzo.loop.ir import Function
 from terrazzo.loop.packing import Packing
 from terrazzo.loop.packing_kernel import packing_function
 from terrazzo.loop.simplify import simplify
+from terrazzo.loop.steps import Argument, Branch, Call, Flag, Recipe, Repeat, Step, calls_in
 from terrazzo.runtime.artifact import Artifact, Constant
 from terrazzo.runtime.hosted import graphs_in, on_host, pieces, sizes_in
 from terrazzo.runtime.plan import aligned, byte_size
@@ -57,7 +47,7 @@ class ControlLowering:
     """The way down of a graph with control flow."""
 
     source: Graph
-    chip: ChipSpec
+    chip: Chip
     options: Options
 
     @cached_property
@@ -74,24 +64,23 @@ class ControlLowering:
         return self._composed[0]
 
     @cached_property
-    def llvm(self) -> str:
-        """L4 as text."""
+    def recipe(self) -> Recipe:
+        """What the chip makes code of."""
         graph = self.source
         dims = sorted({d for v in graph.inputs for n in v.shape for d in free_vars(n)},
                       key=lambda d: d.name)
-        return module_text(self.steps, len(graph.inputs) + len(graph.outputs),
-                           len(self._composed[2]), dims, self.chip)
+        return Recipe(graph.name, self.steps, len(graph.inputs) + len(graph.outputs),
+                      len(self._composed[2]), tuple(dims))
 
     def artifact(self) -> Artifact:
-        """Compile to machine code."""
+        """Compile to code of the chip."""
         graph = self.source
         return Artifact(
             graph.name,
             tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
             tuple((v.dtype.name, v.shape) for v in graph.outputs),
             self._composed[1], tuple(map(_profile_row, self.steps)),
-            tuple(sorted(self.chip.features)), self.chip.llvm_triple,
-            jit.compile_object(self.llvm, self.chip), tuple(self._composed[2]), ())
+            self.chip.name, self.chip.assemble(self.recipe), tuple(self._composed[2]), ())
 
 
 def _profile_row(step: Step) -> dict[str, str | Index]:
@@ -107,7 +96,7 @@ def _profile_row(step: Step) -> dict[str, str | Index]:
 class _Composer:
     """Collects the steps of a graph, with constants and names of kernels that all share."""
 
-    chip: ChipSpec
+    chip: Chip
     options: Options
     constants: list[Constant] = field(default_factory=list)
     kernels: int = 0

@@ -1,4 +1,4 @@
-"""The way down, level by level: graph -> programs -> Loop IR -> LLVM -> Executable."""
+"""The way down, level by level, on the chip that is handed in: from a graph to an Executable."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from typing import Any
 
 from terrazzo.base import progress
 from terrazzo.base.shapes import num_elements
-from terrazzo.chips.cpu import schedule as cpu_schedule
-from terrazzo.chips.cpu import templates as cpu_templates
-from terrazzo.chips.cpu.description import host
-from terrazzo.chips.cpu.llvm import jit, worker
-from terrazzo.chips.cpu.llvm.program import Argument, Call, module_text
-from terrazzo.chips.spec import ChipSpec
-from terrazzo.errors import ArgumentError, ArtifactError, CompileError
+from terrazzo.chips.chip import LEVELS, Chip
+from terrazzo.chips.registry import chip_for
+from terrazzo.errors import ArtifactError, CompileError
 from terrazzo.expr.ir import Program, Tensor
-from terrazzo.expr.lower import lower
-from terrazzo.expr.schedule import Schedule, Streaming
+from terrazzo.expr.schedule import Schedule
 from terrazzo.expr.structure import structure
 from terrazzo.expr.work import work
 from terrazzo.graph.fusion import Fused, Group, fuse, readers_first, takes_strides
@@ -34,6 +29,7 @@ from terrazzo.knobs import Settings, knobs
 from terrazzo.loop.ir import Buffer, Function
 from terrazzo.loop.packing import Packing
 from terrazzo.loop.simplify import simplify
+from terrazzo.loop.steps import Argument, Call, Recipe
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.artifact import Artifact, Constant, Over, Strides
 from terrazzo.runtime.cache import default_cache, make_key, source_stamp
@@ -67,11 +63,13 @@ class Options:
     @property
     def guide(self) -> Guide:
         """What rewrites go by."""
-        return Guide(self.level, self.rules, lambda node: cpu_templates.has_kernel(node.op.name))
+        keeps = self.chip.keeps
+        return Guide(self.level, self.rules, lambda node: keeps(node.op.name))
 
-    def chip(self) -> ChipSpec:
-        """The processor that code is made for where nobody names one."""
-        return host(self.settings.vector_bits)
+    @cached_property
+    def chip(self) -> Chip:
+        """The chip that code is made for."""
+        return chip_for(self.settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +77,7 @@ class Lowering:
     """Every level of one compilation, each made from the one above when first asked for."""
 
     source: Graph
-    chip: ChipSpec
+    chip: Chip
     strides: Strides = ()  # of inputs that are not row major, in elements
     options: Options = field(default_factory=Options.now)
     is_inlined: bool = False  # whether that was done to the source already
@@ -126,7 +124,8 @@ class Lowering:
     @cached_property
     def scheduled(self) -> list[tuple[Program, Schedule | None]]:
         """L2 as it will run: programs in their final form, with schedules where one applies."""
-        return [schedule_group(g, self.chip, self._revisits(g)) for g in self.fused.groups]
+        return [self.chip.schedule(g.program, self._revisits(g)) if g.program.kind in SCHEDULED
+                else (g.program, None) for g in self.fused.groups]
 
     def _revisits(self, group: Group) -> tuple[bool, ...]:
         """Of each output of a group, whether it is written where the caches hold an input."""
@@ -143,8 +142,7 @@ class Lowering:
             constants = self._constants_of(group)
             key = group_key(group, constants), self._revisits(group)
             if key not in made:
-                program, schedule = self.scheduled[i]
-                made[key] = lower_group(group, program, schedule, self.chip, constants)
+                made[key] = lower_group(group, self.chip, constants, self._revisits(group))
             result.append(made[key])
         return result
 
@@ -170,10 +168,11 @@ class Lowering:
         return sorted(found, key=lambda v: v.name)
 
     @cached_property
-    def llvm(self) -> str:
-        """L4 as text."""
-        return module_text(self.calls, len(self.graph.inputs) + len(self.graph.outputs),
-                           len(self._stored), self.dims, self.chip)
+    def recipe(self) -> Recipe:
+        """What the chip makes code of."""
+        return Recipe(self.graph.name, tuple(self.calls),
+                      len(self.graph.inputs) + len(self.graph.outputs), len(self._stored),
+                      tuple(self.dims))
 
     @cached_property
     def calls(self) -> list[Call]:
@@ -232,26 +231,19 @@ class Lowering:
             return Argument("constant", self._stored[place.number, packing])
         return Argument("arena", 0, place.offset)
 
-    def assembly(self) -> str:
-        """The machine code as text."""
-        return jit.assembly(self.llvm, self.chip)
-
     def artifact(self) -> Artifact:
-        """Compile to machine code."""
-        graph = self.graph
-        calls = [(c.name, c.function) for c in self.calls]
-        text = self.llvm
+        """Compile to code of the chip."""
+        graph, recipe = self.graph, self.recipe
         progress.doing("machine code")
         return Artifact(
             graph.name,
             tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
             tuple((v.dtype.name, v.shape) for v in graph.outputs),
             self.plan.arena,
-            tuple({"name": name, "origin": f.origin, "flops": f.flops, "bytes": f.bytes}
-                  for name, f in calls),
-            tuple(sorted(self.chip.features)), self.chip.llvm_triple,
-            jit.compile_object(text, self.chip),
-            self.constants(), self.input_strides, self.written_over)
+            tuple({"name": c.name, "origin": c.function.origin, "flops": c.function.flops,
+                   "bytes": c.function.bytes} for c in self.calls),
+            self.chip.name, self.chip.assemble(recipe), self.constants(), self.input_strides,
+            self.written_over)
 
     def constants(self) -> tuple[Constant, ...]:
         """The constants as kernels want them, in the order of their numbers."""
@@ -301,6 +293,9 @@ def rewriting(graph: Graph, options: Options | None = None) -> list[Pass]:
 
 
 # ---------------------------------------------------------------- groups
+SCHEDULED = ("pointwise", "rows", "contraction")  # kinds of programs that have a schedule
+
+
 def group_key(group: Group, constants: frozenset[Tensor]) -> Hashable:
     """Equal for groups that one kernel serves; valid while their nodes are alive."""
     program = group.program
@@ -314,32 +309,13 @@ def _node_key(node: Node) -> Hashable:
     return node.op, attrs, node.types, tuple(v is None for v in node.inputs)
 
 
-def schedule_group(group: Group, chip: ChipSpec, revisits: Sequence[bool] = ()
-                   ) -> tuple[Program, Schedule | None]:
-    """The program as it will run; no schedule for kernels that are built whole.
-
-    Outputs that lie where an input was just read are `revisits`: the caches hold them already.
-    """
-    if group.program.kind not in ("pointwise", "rows", "contraction"):
-        return group.program, None
-    program, schedule = cpu_schedule.schedule(group.program, chip)
-    held = {t.name for t, again in zip(program.outputs, revisits) if again}
-    return program, Schedule(tuple(s for s in schedule.steps if not (
-        isinstance(s, Streaming) and s.stage in held)))
-
-
-def lower_group(group: Group, program: Program, schedule: Schedule | None,
-                chip: ChipSpec, constants: frozenset[Tensor] = frozenset()) -> Function:
+def lower_group(group: Group, chip: Chip, constants: frozenset[Tensor] = frozenset(),
+                revisits: Sequence[bool] = ()) -> Function:
     """The Loop IR of one group, which may ask for its constants in another layout."""
-    function = cpu_templates.lower(group.program, chip, constants)
-    if function is None:
-        if program.kind == "opaque":
-            function = cpu_schedule.with_streaming_fills(_opaque(program), chip)
-        else:
-            assert schedule is not None
-            function = lower(program, schedule, group.program.name)
-    function = simplify(function)
-    flops, size = work(group.program)
+    program = group.program
+    function = simplify(chip.adapt(_opaque(program)) if program.kind == "opaque" else
+                        chip.lower(program, constants, revisits))
+    flops, size = work(program)
     return replace(function, flops=flops, bytes=size)
 
 
@@ -364,6 +340,8 @@ def graph_key(lowering: Lowering, notes: Mapping[str, Any] | None = None) -> str
     What users' rules do is told best by the graph that they made.
     """
     rewritten = bool(lowering.options.rules)
+    if not lowering.chip.keeps_code:
+        return ""
     try:
         text = graph_text(lowering.graph if rewritten else lowering.source)
     except Unknowable:
@@ -371,7 +349,7 @@ def graph_key(lowering: Lowering, notes: Mapping[str, Any] | None = None) -> str
     return make_key(source_stamp(), str(lowering.options.settings.code_key),
                     "rewritten" if rewritten else "", text, str(lowering.strides),
                     str(lowering.over) if lowering.over else "",
-                    str(sorted((notes or {}).items())), chip=lowering.chip)
+                    str(sorted((notes or {}).items())), chip=lowering.chip.spec)
 
 
 def model_key(options: Options, *parts: str) -> str:
@@ -379,13 +357,13 @@ def model_key(options: Options, *parts: str) -> str:
 
     Empty where there are rules of the user's: a digest does not tell what they make of a model.
     """
-    if options.rules:
+    if options.rules or not options.chip.keeps_code:
         return ""
     return make_key(source_stamp(), str(options.settings.code_key), "model", *parts,
-                    chip=options.chip())
+                    chip=options.chip.spec)
 
 
-def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides = (),
+def compile_graph(graph: Graph, chip: Chip | None = None, strides: Strides = (),
                   over: Over = (), *, key: str = "", notes: Mapping[str, Any] | None = None,
                   options: Options | None = None) -> Any:
     """An executable for a graph, from the disk cache when it was compiled before.
@@ -400,13 +378,13 @@ def compile_graph(graph: Graph, chip: ChipSpec | None = None, strides: Strides =
         return _compiled(graph, chip, strides, over, key, notes, options)
 
 
-def _compiled(graph: Graph, chip: ChipSpec | None, strides: Strides, over: Over, key: str,
+def _compiled(graph: Graph, chip: Chip | None, strides: Strides, over: Over, key: str,
               notes: Mapping[str, Any] | None, options: Options | None) -> Any:
     from terrazzo.compiler.control_flow import ControlLowering, is_native
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
     options = options or Options.now()
-    chip = chip or options.chip()
+    chip = chip or options.chip
     progress.doing("rewriting")
     declared = graph
     strides = tuple(_real_strides(s, v) for s, v in zip(strides, graph.inputs))
@@ -476,8 +454,8 @@ def _enough_files(name: str) -> Iterator[None]:
 
 
 def compiling_elsewhere() -> AbstractContextManager[None]:
-    """Inside, object code is made by another process, and LLVM stays out of this one."""
-    return worker.elsewhere()
+    """Inside, compilers that take much memory stay out of this process, where the chip can."""
+    return chip_for(knobs.now).compiling_elsewhere()
 
 
 def load_compiled(key: str, options: Options) -> Executable | None:
@@ -500,28 +478,24 @@ def _dumped(options: Options) -> Iterator[str]:
     return filter(None, options.settings.dump.split(","))
 
 
-# The levels of each target, from the top down.
-LEVELS_OF = {
-    "cpu": ("graph", "canonical", "expr", "schedule", "loop", "llvm", "asm", "triton"),
-    "cuda": ("graph", "canonical", "expr", "triton"),
-}
 _WHOLE = ("graph", "canonical")  # levels that hold control flow as it is
 
 
 def graph_level(graph: Graph, level: str, options: Options | None = None,
-                chip: ChipSpec | None = None, over: Over = ()) -> str:
+                chip: Chip | None = None, over: Over = ()) -> str:
     """One level of a graph's compilation as text; below control flow, of each part by itself."""
     from terrazzo.compiler.control_flow import ControlLowering, is_native
     from terrazzo.runtime.hosted import compiled_parts, needs_host
 
     options = options or Options.now()
-    chip = chip or options.chip()
+    chip = chip or options.chip
+    if level not in chip.levels:
+        raise chip.no_level(level)
     flat = inlined(graph, options=options)
     if level in _WHOLE or not needs_host(flat):
         return level_text(Lowering(graph, chip, options=options, over=over), level)
-    if level in ("llvm", "asm") and is_native(flat):
-        text = ControlLowering(flat, chip, options).llvm
-        return text if level == "llvm" else jit.assembly(text, chip)
+    if level not in (*LEVELS, *chip.program_levels) and is_native(flat):
+        return chip.text(level, ControlLowering(flat, chip, options).recipe)
     parts = [f"# {g.name}: a part of {graph.name}, inside or between control flow\n"
              + level_text(Lowering(g, chip, options=options), level) for g in compiled_parts(flat)]
     return "\n\n".join(parts)
@@ -539,13 +513,6 @@ def level_text(lowering: Lowering, level: str) -> str:
         return "\n\n".join(f"{p.name}:\n{s}" for p, s in lowering.scheduled)
     if level == "loop":
         return "\n\n".join(map(str, lowering.functions))
-    if level == "llvm":
-        return lowering.llvm
-    if level == "asm":
-        return lowering.assembly()
-    if level == "triton":
-        from terrazzo.codegen.triton.source import triton_source
-
-        return "\n\n".join(triton_source(g.program) for g in lowering.fused.groups)
-    raise ArgumentError(f"there is no level {level!r}",
-                        hint=f"levels are {', '.join(LEVELS_OF['cpu'])}")
+    if level in lowering.chip.program_levels:
+        return "\n\n".join(lowering.chip.source(level, g.program) for g in lowering.fused.groups)
+    return lowering.chip.text(level, lowering.recipe)

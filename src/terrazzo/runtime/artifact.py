@@ -24,6 +24,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from terrazzo.chips.chip import Assembled
+from terrazzo.chips.memory import ALIGN, aligned_bytes
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.index import Algebra, Index, Var, interpret, maximum, minimum
@@ -32,7 +34,6 @@ from terrazzo.runtime import checksum
 from terrazzo.version import __version__
 
 MAGIC = b"TZX\x05"
-ALIGN = 64  # bytes: a cache line, and the widest vector
 _START = struct.Struct("<4sQQQ32s32s")
 # A larger array that is not at a cache line is used where it is: a copy would cost more memory than
 # it saves time.
@@ -82,9 +83,8 @@ class Artifact:
     outputs: tuple[tuple[str, tuple[Index, ...]], ...]
     arena: Index
     kernels: tuple[Mapping[str, Any], ...]
-    features: tuple[str, ...]
-    triple: str
-    object_code: bytes
+    chip: str  # by name
+    made: Assembled
     constants: tuple[Constant, ...] = ()
     strides: Strides = ()  # of each input in elements; None is row major
     over: Over = ()  # what each output may be written over without harm
@@ -127,14 +127,14 @@ def write(artifact: Artifact, file: BinaryIO) -> None:
         "arena": index_data(artifact.arena),
         "kernels": [{k: v if isinstance(v, str) else index_data(v) for k, v in row.items()}
                     for row in artifact.kernels],
-        "features": list(artifact.features),
-        "triple": artifact.triple,
+        "chip": artifact.chip,
+        "facts": dict(artifact.made.facts),
         "constants": [[as_dtype(c.dtype).name, list(c.shape)] for c in artifact.constants],
         "strides": [s and [index_data(n) for n in s] for s in artifact.strides],
         "over": list(artifact.over),
         "notes": dict(artifact.notes),
     }).encode()
-    code = artifact.object_code
+    code = artifact.made.code
     lengths = (len(header), len(code), sum(_padded(c.nbytes) for c in artifact.constants))
     file.write(bytes(_START.size))
     file.write(header)
@@ -272,16 +272,9 @@ def unpack(data: bytes | mmap.mmap, where: str = "", *, check_constants: bool = 
             index_from(header["arena"]),
             tuple({k: v if k in ("name", "origin") else index_from(v) for k, v in row.items()}
                   for row in header["kernels"]),
-            tuple(header["features"]), header["triple"], code, tuple(constants),
+            header["chip"], Assembled(code, header["facts"]), tuple(constants),
             tuple(s and tuple(index_from(n) for n in s) for s in header["strides"]),
             tuple(header["over"]), header["notes"])
     except (KeyError, ValueError, struct.error, TypeError) as error:
         raise ArtifactError(f"the file's header makes no sense: {error}", where=where or None,
                             hint="compile it again") from error
-
-
-def aligned_bytes(size: int) -> np.ndarray:
-    """Fresh bytes that begin at a cache line."""
-    raw = np.empty(size + ALIGN, np.uint8)
-    start = -raw.ctypes.data % ALIGN
-    return raw[start:start + size]

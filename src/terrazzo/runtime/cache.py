@@ -25,7 +25,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from terrazzo.chips.cpu.description import host, llvmlite_version
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.knobs import Settings, knobs
 from terrazzo.runtime import checksum
@@ -45,14 +44,14 @@ _TRIM_EVERY_BYTES = 64 << 20
 _ABANDONED_SECONDS = 3600
 
 
-def make_key(*parts: str | bytes, chip: ChipSpec | None = None) -> str:
+def make_key(*parts: str | bytes, chip: ChipSpec) -> str:
     """Name an artefact by all that it is made from, as 64 hexadecimal digits.
 
-    The versions of terrazzo and llvmlite and the chip (the host, when none is given) are part
-    of every key, so an upgrade or another machine never finds code that is not its own.
+    The versions of terrazzo and of what makes the code, and the chip, are part of every key, so an
+    upgrade or another machine never finds code that is not its own.
     """
     digest = hashlib.sha256(_versions())
-    for part in ((chip or host()).fingerprint, *parts):
+    for part in (chip.fingerprint, *parts):
         data = part.encode() if isinstance(part, str) else part
         # The length keeps ("ab", "c") and ("a", "bc") apart, the kind "a" and b"a".
         digest.update(f"{'t' if isinstance(part, str) else 'b'}{len(data)}:".encode())
@@ -62,7 +61,7 @@ def make_key(*parts: str | bytes, chip: ChipSpec | None = None) -> str:
 
 @lru_cache(maxsize=1)
 def _versions() -> bytes:
-    return f"terrazzo {__version__} llvmlite {llvmlite_version()} layout {_VERSION}".encode()
+    return f"terrazzo {__version__} layout {_VERSION}".encode()
 
 
 @lru_cache(maxsize=1)

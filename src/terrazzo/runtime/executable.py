@@ -1,82 +1,43 @@
-"""An Executable: loaded machine code with its constants, ready to be called from any thread."""
+"""An Executable: loaded code with its constants, ready to be called from any thread."""
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from terrazzo.chips.cpu import pool
-from terrazzo.chips.cpu.description import host
-from terrazzo.chips.cpu.llvm import jit
-from terrazzo.chips.cpu.trampoline import python_function
+from terrazzo.chips.memory import Block
+from terrazzo.chips.registry import chip_named
 from terrazzo.dtypes import DType, as_dtype
-from terrazzo.errors import (
-    ArgumentError,
-    ArtifactError,
-    CpuFeatureError,
-    DTypeError,
-    OutOfMemory,
-    ShapeError,
-)
+from terrazzo.errors import ArgumentError, ArtifactError, DTypeError, OutOfMemory, ShapeError
 from terrazzo.index import Index, IndexExpr, Var, compile_python, free_vars
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import artifact as artifacts
-from terrazzo.runtime.artifact import Artifact, Constant, aligned_bytes
+from terrazzo.runtime.artifact import Artifact, Constant
 from terrazzo.runtime.layout import address_of, row_major, strides_of
 from terrazzo.runtime.profile import KernelTime, Profile, record
 
-_EXPORTS = ("tz_run", "tz_constants", "tz_status")
-_DIRECT = ("tz_call_pointers", "tz_call_numpy")
-
-
-class Arena(NamedTuple):
-    """Memory for values between kernels."""
-
-    memory: np.ndarray
-    address: int
-
-
-NO_ARENA = Arena(np.empty(0, np.uint8), 0)
+NO_ARENA = Block(np.empty(0, np.uint8), 0)
 
 
 class Executable:
     """Compiled code of one graph. Call it with arrays or torch tensors; it is reentrant."""
 
     def __init__(self, artifact: Artifact):
-        _check_features(artifact)
-        self._constants = tuple(c.array() for c in artifact.constants)
+        self.chip = chip_named(artifact.chip)
+        self.chip.demand()
+        arrays = tuple(c.array() for c in artifact.constants)
+        self._constants = [self.chip.memory.copy_in(a) for a in arrays]
         # What constants were packed from is nothing that an executable should keep alive.
-        self.artifact = replace(artifact, constants=tuple(map(Constant, self._constants)))
+        self.artifact = replace(artifact, constants=tuple(map(Constant, arrays)))
         self.name = artifact.name
         self.dims = _dims_of(artifact)
-        slots = len(artifact.inputs) + len(artifact.outputs)
-        # Asked of the code itself: the generator need not be imported to run what it made.
-        direct = b"tz_call_pointers" in artifact.object_code
-        exports = _EXPORTS + (_DIRECT if direct else ())
-        self._library = jit.load_object(artifact.object_code, pool.symbols(), exports)
-        # Kernels that take memory from the heap may fail to get it, and say so here.
-        self.allocates = b"aligned_alloc" in artifact.object_code
-        self._status = ctypes.c_int64.from_address(self._library.address("tz_status"))
-        table = (ctypes.c_void_p * max(len(self._constants), 1)).from_address(
-            self._library.address("tz_constants"))
-        for i, array in enumerate(self._constants):
-            table[i] = array.ctypes.data
-        pointer, i64 = ctypes.c_void_p, ctypes.c_int64
-        self._run = ctypes.CFUNCTYPE(None, pointer, pointer, i64, pointer)(
-            self._library.address("tz_run"))
-        self.call_pointers = self.call_numpy = None
-        if direct:
-            extra = len(self.dims) + 2  # the arena and the number of threads
-            self.call_pointers = python_function(
-                self._library.address("tz_call_pointers"), 0, slots + extra)
-            self.call_numpy = python_function(
-                self._library.address("tz_call_numpy"), slots, extra)
+        self.code = self.chip.load(self.name, artifact.made,
+                                   [block.address for block in self._constants])
         self.strides = artifact.strides or (None,) * len(artifact.inputs)
         # The input that each output may be written over: asked for when compiling, and proven.
         self.over = artifact.over or (None,) * len(artifact.outputs)
@@ -86,7 +47,7 @@ class Executable:
         self._arena_size = _size_function(artifact.arena, self.dims)
         self._output_shapes = [tuple(_size_function(n, self.dims) for n in s)
                                for _, s in self.output_types]
-        self._arenas: list[Arena] = []  # those no call is using; list operations are atomic
+        self._arenas: list[Block] = []  # those no call is using; list operations are atomic
 
     # ------------------------------------------------------------ calling
     def __call__(self, *arrays: Any, out: Any = None) -> Any:
@@ -180,22 +141,20 @@ class Executable:
                  profiles: list[Profile] | None = None) -> None:
         """Run on raw addresses of inputs then outputs."""
         threads = threads or thread_count()
-        slots = (ctypes.c_int64 * (len(pointers) + len(sizes)))(*pointers, *sizes)
+        slots = [*pointers, *sizes]
         arena = self.take_arena(self.arena_size(sizes))
-        pool.sync()
         if profiles is not None:
             profiles.append(self._run_timed(slots, arena, sizes, threads))
         elif knobs.profile:
             record(self._run_timed(slots, arena, sizes, threads))
         else:
-            self._run(slots, arena.address, threads, None)
+            self.code.run(slots, arena.address, threads)
         self.give_arena(arena)
         self.check_memory()
 
     def check_memory(self) -> None:
         """Raise what a kernel could not say itself: that it found no memory."""
-        if self._status.value:
-            self._status.value = 0
+        if self.code.failed():
             raise OutOfMemory(f"a kernel of {self.name} found no memory for its work",
                               hint="use smaller inputs")
 
@@ -203,7 +162,7 @@ class Executable:
         """Bytes for values between kernels, for some values of the symbolic sizes."""
         return self._arena_size(*sizes)
 
-    def take_arena(self, size: int) -> Arena:
+    def take_arena(self, size: int) -> Block:
         """An arena of at least so many bytes that no other call is using."""
         if size == 0:
             return NO_ARENA
@@ -212,25 +171,24 @@ class Executable:
                 arena = self._arenas.pop()
             except IndexError:  # another thread was faster
                 break
-            if arena.memory.size >= size:
+            if arena.owner.size >= size:
                 return arena
         try:
-            memory = aligned_bytes(size)
+            return self.chip.memory.allocate(size)
         except MemoryError:
             raise OutOfMemory(f"{self.name} needs {size / 2**20:.0f} MiB for values between its "
                               "kernels", hint="use smaller inputs") from None
-        return Arena(memory, memory.ctypes.data)
 
-    def give_arena(self, arena: Arena) -> None:
+    def give_arena(self, arena: Block) -> None:
         """Leave an arena to the next call."""
         if arena is not NO_ARENA:
             self._arenas.append(arena)
 
-    def _run_timed(self, slots: Any, arena: Arena, sizes: Sequence[int], threads: int
+    def _run_timed(self, slots: Sequence[int], arena: Block, sizes: Sequence[int], threads: int
                    ) -> Profile:
         clock = np.zeros(len(self.artifact.kernels) + 1, np.int64)
         start = time.perf_counter_ns()
-        self._run(slots, arena.address, threads, clock.ctypes.data)
+        self.code.run(slots, arena.address, threads, clock.ctypes.data)
         elapsed = time.perf_counter_ns() - start
         ticks = max(int(clock[-1] - clock[0]), 1)
         scale = elapsed / ticks
@@ -312,15 +270,3 @@ def _known(size: Index, table: dict[Var, int]) -> int:
     from terrazzo.index import evaluate
 
     return int(evaluate(size, {v.name: n for v, n in table.items()}))
-
-
-def _check_features(artifact: Artifact) -> None:
-    chip = host()
-    if artifact.triple.split("-")[0] != chip.llvm_triple.split("-")[0]:
-        raise CpuFeatureError(f"{artifact.name} was compiled for {artifact.triple}, this machine "
-                              f"is {chip.llvm_triple}", hint="compile it on this kind of machine")
-    missing = sorted(set(artifact.features) - set(chip.features))
-    if missing:
-        raise CpuFeatureError(f"{artifact.name} needs CPU features that this machine lacks: "
-                              f"{', '.join(missing)}",
-                              hint="compile it here, or with TZ_VECTOR_BITS set lower")

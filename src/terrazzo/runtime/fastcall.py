@@ -13,7 +13,7 @@ import numpy as np
 from terrazzo.base.nests import pack
 from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.knobs import knobs, thread_count
-from terrazzo.runtime.layout import is_row_major, literal, row_major
+from terrazzo.runtime.layout import NUMPY_DATA, is_row_major, literal, row_major
 
 MOST_ENTRIES = 4096  # sizes may vary without end, and entries are quick to make
 _ndarray = np.ndarray
@@ -138,8 +138,6 @@ def check_devices(arrays: Sequence[Any], name: str) -> None:
 @cache
 def numpy_layout_known() -> bool:
     """Whether array objects hold their address where we think they do."""
-    from terrazzo.chips.cpu.llvm.program import NUMPY_DATA
-
     probe = np.empty(3, np.float32)
     found = ctypes.c_void_p.from_address(id(probe) + NUMPY_DATA).value
     return found == probe.ctypes.data
@@ -151,7 +149,8 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
 
     It runs on so many threads, or on those of the knob.
     """
-    direct = getattr(executable, "call_numpy", None) is not None
+    code = getattr(executable, "code", None)  # not where the host takes part
+    direct = code is not None and code.call_numpy is not None
     if direct and numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable), threads)
     numbers = [i for i, a in enumerate(arrays) if type(a) is _ndarray and a.ndim == 0]
@@ -209,8 +208,6 @@ class _InMemory:
 
 def _beside_tensors(quick: Callable[..., Any], numbers: Sequence[int]) -> Callable[..., Any]:
     """An entry for tensors that takes numbers in arrays as well, at these places."""
-    from terrazzo.chips.cpu.llvm.program import NUMPY_DATA
-
     at = ctypes.c_int64.from_address
 
     def run(args: Sequence[Any]) -> Any:
@@ -235,7 +232,7 @@ class _Ways:
 
 
 def _numpy_ways(executable: Any) -> _Ways:
-    return _Ways(executable.call_numpy, None, np.empty, lambda dtype, shape: (shape, dtype.np))
+    return _Ways(executable.code.call_numpy, None, np.empty, lambda dtype, shape: (shape, dtype.np))
 
 
 def _torch_ways(executable: Any) -> _Ways:
@@ -250,13 +247,11 @@ def _torch_ways(executable: Any) -> _Ways:
 
     # What the code of torch.compile calls: half the time of torch.empty's general way.
     empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None) or general
-    return _Ways(executable.call_pointers, torch.Tensor.data_ptr, empty, described)
+    return _Ways(executable.code.call_pointers, torch.Tensor.data_ptr, empty, described)
 
 
-def _threads() -> int:
-    from terrazzo.chips.cpu import pool
-
-    pool.sync()
+def _threads(executable: Any) -> int:
+    executable.code.prepare()
     return thread_count()
 
 
@@ -284,13 +279,13 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
     outputs = [ways.described(dtype, shape) for dtype, shape in executable.output_shapes(sizes)]
     crooked = [i for i, a in enumerate(arrays)
                if executable.strides[i] is None and not is_row_major(a)]
-    arena_size, allocates = executable.arena_size(sizes), executable.allocates
-    state = [knobs.threads, threads or _threads()]
+    arena_size, allocates = executable.arena_size(sizes), executable.code.allocates
+    state = [knobs.threads, threads or _threads(executable)]
     as_made = structure == list(range(len(outputs)))
 
     def run(args: Sequence[Any]) -> Any:
         if knobs.threads != state[0]:
-            state[:] = knobs.threads, threads or _threads()
+            state[:] = knobs.threads, threads or _threads(executable)
         if knobs.profile:
             return pack(structure, slow(args))
         if crooked:
@@ -321,7 +316,7 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
     def run_plain(args: Sequence[Any]) -> Any:
         """The common case, with nothing that it does not need."""
         if knobs.threads != state[0]:
-            state[:] = knobs.threads, threads or _threads()
+            state[:] = knobs.threads, threads or _threads(executable)
         if knobs.profile:
             return pack(structure, slow(args))
         try:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+NUMPY_DATA = 16  # where a numpy array object holds the address of its data (PyArrayObject)
+
 
 def is_literal(tensor: Any) -> bool:
     """Whether a torch tensor's memory holds its values.

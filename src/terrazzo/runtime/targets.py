@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.chips.cpu import pool
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError
 from terrazzo.knobs import knobs, thread_count
@@ -214,11 +213,11 @@ class Way:
                 self.crooked) or not all(self._is_direct(i, places, pointers)
                                          for i in range(len(self.rooms))):
             return None
-        if self.executable.call_pointers is None or self.executable.allocates or (
-                self.executable.arena_size(self.sizes)):
+        code = self.executable.code
+        if code.call_pointers is None or code.allocates or self.executable.arena_size(self.sizes):
             return None
-        pool.sync()
-        return Repeated(self.executable.call_pointers, (
+        code.prepare()
+        return Repeated(code.call_pointers, (
             *places, *pointers, *self.sizes, 0, self.threads or thread_count()), knobs.threads)
 
     def _is_direct(self, i: int, places: Sequence[int], pointers: Sequence[int]) -> bool:

@@ -72,20 +72,15 @@ def _interpreted(function: Function) -> Run:
 
 
 def _compiled(function: Function) -> Run:
-    from terrazzo.chips.cpu import pool
-    from terrazzo.chips.cpu.description import host
-    from terrazzo.chips.cpu.llvm.kernel import compile_function
-    from terrazzo.knobs import thread_count
+    from terrazzo.chips.registry import chip_for
+    from terrazzo.knobs import knobs, thread_count
 
     concurrent = any(isinstance(s, For) and s.kind == "parallel" for s in walk(function.body))
-    kernel = compile_function(function, host(), dict(pool.symbols()) if concurrent else None)
+    code = chip_for(knobs.now).alone(function)
 
     def run(arrays: Sequence[np.ndarray], sizes: Mapping[Var, int]) -> None:
-        threads = 1
-        if concurrent:
-            pool.sync()
-            threads = thread_count()
-        kernel([a.ctypes.data for a in arrays], [sizes[d] for d in function.dims], threads)
+        code.run([*(a.ctypes.data for a in arrays), *(sizes[d] for d in function.dims)], 0,
+                 thread_count() if concurrent else 1)
 
     return run
 

@@ -1,34 +1,29 @@
 """Times a function beside numpy and torch, and against what the machine can do at best.
 
 The ways to compute are timed in rounds: each round times every way once, so that what disturbs
-the machine disturbs all alike; the median of the rounds counts. The roofline is measured on the
-machine, not looked up: the bandwidth of a streaming copy, and the peak of multiply-add.
+the machine disturbs all alike; the median of the rounds counts. The roofline is the chip's.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from terrazzo import te
 from terrazzo.calls.api import Compiled, compiled
-from terrazzo.chips.cpu.description import host
-from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.registry import chip_for
+from terrazzo.chips.spec import Roofline
 from terrazzo.compiler.driver import Lowering, inlined
 from terrazzo.errors import ArgumentError, MissingDependency, TerrazzoError
 from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.ir import Graph, Operator
 from terrazzo.index import Index, IndexExpr, evaluate
-from terrazzo.knobs import thread_count
+from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime.hosted import needs_host, to_numpy
 
 ROUNDS = 15
@@ -38,98 +33,9 @@ MOST_SECONDS = 2.0  # a way that takes longer is timed in fewer rounds
 
 
 # ---------------------------------------------------------------- the machine
-@dataclass(frozen=True)
-class Roofline:
-    """What this machine does at best, with as many threads as the setting says."""
-
-    bytes_per_second: float
-    flops_per_second: float  # of float32
-
-    def seconds(self, flops: float, size: float) -> float:
-        """The least time that so much arithmetic on so much memory takes."""
-        return max(size / self.bytes_per_second, flops / self.flops_per_second)
-
-
 def roofline() -> Roofline:
-    """The machine's limits, measured once for a number of threads."""
-    return _measured(thread_count())
-
-
-@lru_cache(maxsize=8)
-def _measured(threads: int) -> Roofline:
-    return Roofline(_copy_bandwidth(), _multiply_add_peak())
-
-
-def _best(run: Callable[[], Any], seconds: float = 0.15) -> float:
-    """The shortest of several runs: what the machine can do when nothing disturbs it."""
-    run()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 3:
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def _copy_bandwidth() -> float:
-    """Bytes read and written by a copy of arrays that no cache holds."""
-    count = 8 << 20
-    chunks = 64
-    a = te.placeholder((chunks, count // chunks), name="a")
-    b = te.compute((chunks, count // chunks), lambda i, j: a[i, j], name="b")
-    s = te.schedule(b)
-    s[b].parallel("i")
-    s[b].vectorize("j")
-    s[b].streaming()
-    copy = te.build(s, [a, b])
-    source = np.ones((chunks, count // chunks), np.float32)
-    target = np.zeros_like(source)
-    return 2 * source.nbytes / _best(lambda: copy(source, target))
-
-
-_CHAINS = 16  # of dependent multiply-adds: enough to hide the latency of every CPU of today
-
-
-def _multiply_add_peak() -> float:
-    """Operations of independent chains of vector multiply-add that stay in registers."""
-    chip = host()
-    lanes = chip.lanes(32)
-    library = jit.load_object(jit.compile_object(_peak_text(lanes), chip), {}, ["peak"])
-    peak = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("peak"))
-    turns, threads = 200_000, thread_count()
-    results = np.zeros((threads, _CHAINS * lanes), np.float32)
-
-    def work(i: int) -> None:
-        peak(results[i].ctypes.data, turns)
-
-    with ThreadPoolExecutor(threads) as workers:
-        seconds = _best(lambda: list(workers.map(work, range(threads))))
-    return 2.0 * _CHAINS * lanes * turns * threads / seconds
-
-
-def _peak_text(lanes: int) -> str:
-    """A loop of `_CHAINS` multiply-adds, in LLVM IR."""
-    vector = f"<{lanes} x float>"
-    phis, steps, stores = [], [], []
-    for i in range(_CHAINS):
-        phis.append(f"  %a{i} = phi {vector} [ %start{i}, %entry ], [ %b{i}, %loop ]")
-        steps.append(f"  %b{i} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{i}, {vector} "
-                     f"%scale, {vector} %shift)")
-        stores.append(f"  store {vector} %b{i}, ptr %p{i}, align 4")
-    starts = [line for i in range(_CHAINS) for line in (
-        f"  %p{i} = getelementptr {vector}, ptr %out, i64 {i}",
-        f"  %start{i} = load {vector}, ptr %p{i}, align 4")]
-    return "\n".join([
-        f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})",
-        "define void @peak(ptr %out, i64 %turns) {", "entry:", *starts,
-        # Read from memory, so that nothing about the values is known beforehand.
-        f"  %scale = load {vector}, ptr %out, align 4",
-        f"  %shift = load {vector}, ptr %out, align 4",
-        "  br label %loop", "loop:",
-        "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]", *phis, *steps,
-        "  %next = add i64 %i, 1", "  %more = icmp slt i64 %next, %turns",
-        "  br i1 %more, label %loop, label %exit", "exit:", *stores, "  ret void", "}"])
+    """What the chip does at best, with as many threads as the setting says."""
+    return chip_for(knobs.now).roofline()
 
 
 # ---------------------------------------------------------------- timing
@@ -326,7 +232,7 @@ def work(graph: Graph) -> tuple[float, float]:
     flat = inlined(graph)
     if needs_host(flat):  # how often the host runs what, only running tells
         return 0.0, float(size)
-    functions = Lowering(flat, host()).functions
+    functions = Lowering(flat, chip_for(knobs.now)).functions
     return float(sum(_known(f.flops) for f in functions)), float(size)
 
 

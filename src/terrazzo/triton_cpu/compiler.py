@@ -107,7 +107,8 @@ class CPUBackend(triton_compiler.BaseBackend):
         return bool(target.backend == "cpu")
 
     def hash(self) -> str:
-        return "terrazzo-" + make_key("triton_cpu", source_stamp(), str(knobs.code_key))
+        return "terrazzo-" + make_key("triton_cpu", source_stamp(), str(knobs.code_key),
+                                        chip=host())
 
     def parse_options(self, opts: dict[str, Any]) -> CPUOptions:
         own = {f.name for f in fields(CPUOptions)}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.compiler.driver import Lowering, compile_graph
 from terrazzo.graph import evaluate
 from terrazzo.graph.passes.products import NAME, PRODUCTS, merge_products
@@ -76,7 +76,7 @@ def test_queries_keys_and_values(function: Callable[..., Any]) -> None:
 
 def test_costs_no_copies() -> None:
     graph = graph_of(with_biases, X)
-    assert len(Lowering(graph, host()).fused.groups) == 2, "one product, one attention"
+    assert len(Lowering(graph, Cpu()).fused.groups) == 2, "one product, one attention"
     (exact,) = evaluate.run(graph, [X], wide=True)
     np.testing.assert_allclose(compile_graph(graph).run([X])[0], exact, rtol=1e-5, atol=1e-6)
 
@@ -123,7 +123,7 @@ def test_reshapes_do_not_part_a_product_from_what_follows() -> None:
         y = tz.reshape(flat(x) @ WEIGHTS[0] + BIASES[0], shape=X.shape)
         return tz.gelu(y) + x
 
-    assert len(Lowering(graph_of(layer, X), host()).fused.groups) == 1
+    assert len(Lowering(graph_of(layer, X), Cpu()).fused.groups) == 1
 
 
 @pytest.mark.parametrize("form", [

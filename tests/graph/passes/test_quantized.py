@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import terrazzo.ops  # noqa: F401  (registers every operator)
-from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.compiler.driver import Lowering, compile_graph
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph.evaluate import run
@@ -230,6 +230,6 @@ def test_an_image_is_quantised_in_the_order_it_lies_in_before_it_is_turned() -> 
         return op.quantize_linear(conv(real(q), weights((16, 3, 3, 3)), padding=1), RESULT, ZERO)
 
     image = np.zeros((1, 3, 224, 224), np.float32)
-    first, second, *_ = Lowering(traced(function, image), host()).functions
+    first, second, *_ = Lowering(traced(function, image), Cpu()).functions
     assert "%" not in str(first), "one stretch of numbers"
     assert "transposed_copy" in str(second)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.graph.passes.rotary import ROTARY
 from terrazzo.ops.shape import span
 
@@ -79,11 +80,10 @@ def test_what_is_something_else_stays(turned: Callable[..., Any], arrays: list[n
 def test_is_one_kernel(name: str, arrays: list[np.ndarray]) -> None:
     from patterns import graph_of
 
-    from terrazzo.chips.cpu.description import host
     from terrazzo.compiler.driver import Lowering, compile_graph
 
     graph = graph_of(FORMS[name], *arrays)
-    assert len(Lowering(graph, host()).fused.groups) == 1
+    assert len(Lowering(graph, Cpu()).fused.groups) == 1
     x, c, s = (a.astype(np.float64) for a in arrays)
     turned = np.empty_like(x)
     if name == "halves":

@@ -176,6 +176,7 @@ def cpu_spec(
         vector_bits=bits,
         vector_registers=_vector_registers(triple, bits),
         features=present,
+        compiler=f"llvmlite {llvmlite_version()}",
         llvm_triple=triple,
         llvm_cpu=name,
         llvm_features=",".join(f"{'+' if on else '-'}{key}" for key, on in sorted(usable.items())),

@@ -26,7 +26,7 @@ from terrazzo.dtypes import DType
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.direction import reductions, unit_stride_axis
 from terrazzo.expr.ir import Program, Tensor, fresh_axis
-from terrazzo.expr.schedule import Schedule
+from terrazzo.expr.schedule import Schedule, Streaming
 from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars, minimum
 from terrazzo.loop import ir as loop_ir
 from terrazzo.loop.ir import Function, Stmt, Store
@@ -42,8 +42,19 @@ PARTIALS = 16  # pieces of one long reduction: a few for every core of a small m
 SUM_BLOCK, SUM_ROWS, SUM_PARTS = 1 << 12, 32, 64
 
 
-def schedule(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
-    """The program in the form it will run in, and how it runs."""
+def schedule(program: Program, chip: ChipSpec, revisits: Sequence[bool] = ()
+             ) -> tuple[Program, Schedule]:
+    """The program in the form it will run in, and how it runs.
+
+    What lies where an input was just read is not stored past the caches, which hold it already.
+    """
+    program, steps = _scheduled(program, chip)
+    held = {t.name for t, again in zip(program.outputs, revisits) if again}
+    return program, Schedule(tuple(s for s in steps.steps if not (
+        isinstance(s, Streaming) and s.stage in held))) if held else steps
+
+
+def _scheduled(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
     if program.kind == "pointwise":
         program = collapse(program)
         return program, _streaming(program, _pointwise(program), chip)

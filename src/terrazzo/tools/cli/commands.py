@@ -17,7 +17,7 @@ from rich.table import Table
 
 import terrazzo
 from terrazzo.calls import api
-from terrazzo.chips.cpu.description import host
+from terrazzo.chips.registry import Chips
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, OutOfMemory, TerrazzoError
 from terrazzo.graph.ir import OPERATORS, Operator, operator_named
@@ -186,12 +186,11 @@ def info(model: Annotated[str, typer.Argument(
     if model:
         cli_models.info(model, rewrites)
         return
-    chip = host()
     table = Table(show_header=False, box=None)
     table.add_row("terrazzo", terrazzo.__version__)
     table.add_row("python", sys.version.split()[0])
-    table.add_row("chip", str(chip))
-    table.add_row("target", f"{chip.llvm_triple}, {chip.llvm_cpu}")
+    for name, chip in Chips().items():
+        table.add_row(f"chip {name}", chip.absence or str(chip.under(knobs.now).spec))
     table.add_row("operators", str(len(OPERATORS)))
     table.add_row("cache", f"{_megabytes(default_cache().size())} in {knobs.cache_dir}")
     console.print(table)

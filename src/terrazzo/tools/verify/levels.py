@@ -17,10 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.chips.cpu import pool
-from terrazzo.chips.cpu.description import host
-from terrazzo.chips.cpu.llvm import jit
-from terrazzo.chips.cpu.llvm.kernel import Kernel, llvm_text
+from terrazzo.chips.chip import Code
 from terrazzo.compiler.control_flow import ControlLowering, is_native
 from terrazzo.compiler.driver import Lowering, Options, inlined
 from terrazzo.dtypes import as_dtype
@@ -33,6 +30,7 @@ from terrazzo.graph.passes import inline_composites
 from terrazzo.graph.rewrite import describe
 from terrazzo.index import Var
 from terrazzo.knobs import thread_count
+from terrazzo.loop.ir import Function
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.artifact import Over, Strides
 from terrazzo.runtime.executable import Executable
@@ -72,7 +70,8 @@ class Subject:
         self.in_place: dict[Strides, Executable] = {}
         self.pieces: list[_CheckedPiece] = []
         self.watch: list[Any] = []  # levels and notes, while pieces are to be checked
-        self.lowering = Lowering(self.inlined, host())
+        self.options = Options.now()
+        self.lowering = Lowering(self.inlined, self.options.chip)
 
     @cached_property
     def primitive(self) -> Graph:
@@ -91,20 +90,16 @@ class Subject:
         """Control flow as machine code, where nothing needs the host."""
         if not self.hosted or not is_native(self.inlined):
             return None
-        return Executable(ControlLowering(self.inlined, host(), Options.now()).artifact())
+        return Executable(ControlLowering(self.inlined, self.options.chip, self.options).artifact())
 
     def _piece(self, graph: Graph) -> _CheckedPiece:
         self.pieces.append(_CheckedPiece(Subject(graph), self.watch))
         return self.pieces[-1]
 
     @cached_property
-    def kernels(self) -> list[Kernel]:
+    def kernels(self) -> dict[Function, Code]:
         """Each kernel by itself, to be run on values of our choice."""
-        functions = self.lowering.functions
-        distinct = list(dict.fromkeys(functions))
-        obj = jit.compile_object(llvm_text(distinct, host()), host())
-        library = jit.load_object(obj, pool.symbols(), [f.name for f in distinct])
-        return [Kernel(f, library) for f in functions]
+        return {f: self.options.chip.alone(f) for f in dict.fromkeys(self.lowering.functions)}
 
     def check(self, arrays: Sequence[np.ndarray], levels: Sequence[str] = LEVELS,
               notes: Notes = NOBODY) -> None:
@@ -223,9 +218,9 @@ class Subject:
                 slots[argument.number] = pointer
             self.executable.run_into(slots, [dims[d] for d in self.executable.dims])
             return
-        pool.sync()
-        kernel = self.kernels[i]
-        kernel(pointers, [dims[d] for d in kernel.function.dims], thread_count())
+        function = self.lowering.functions[i]
+        self.kernels[function].run([*pointers, *(dims[d] for d in function.dims)], 0,
+                                   thread_count())
 
     # ------------------------------------------------------------ code
     def _check_executable(self, arrays: Sequence[np.ndarray], dense: Sequence[np.ndarray],
@@ -257,7 +252,7 @@ class Subject:
     def _compiled_for(self, strides: Strides) -> Executable:
         """The executable that reads inputs by their strides instead of copying them."""
         if strides not in self.in_place:
-            lowering = Lowering(inlined(self.source), host(), strides)
+            lowering = Lowering(inlined(self.source), self.options.chip, strides)
             self.in_place[strides] = Executable(lowering.artifact())
         return self.in_place[strides]
 
@@ -279,13 +274,13 @@ class Subject:
     @cached_property
     def _overwriting(self) -> Executable:
         """The executable that writes over its inputs where that is right."""
-        return Executable(Lowering(self.inlined, host(), over=self.over).artifact())
+        return Executable(Lowering(self.inlined, self.options.chip, over=self.over).artifact())
 
     def _spoil_arena(self, arrays: Sequence[np.ndarray]) -> None:
         """What lies between kernels must not depend on what was there before."""
         size = self.executable.arena_size(self.executable.bind(arrays))
         arena = self.executable.take_arena(size)
-        arena.memory.fill(GARBAGE)
+        arena.owner.fill(GARBAGE)
         self.executable.give_arena(arena)
 
 

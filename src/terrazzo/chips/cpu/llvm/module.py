@@ -45,6 +45,10 @@ class Module:
             text = f"declare {ret} @{name}({', '.join(params)}) {attrs}"
             self._declarations[name] = text.rstrip()
 
+    def declares(self, name: str) -> bool:
+        """Whether a function from outside is called."""
+        return name in self._declarations
+
     def constant(self, ty: str, initial: str, align: int = 64) -> Val:
         """A private constant in memory; equal constants are shared. Returns its address."""
         key = (ty, initial, align)

@@ -2,97 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from terrazzo.chips.cpu.llvm.builder import Builder, Module, Val, const
 from terrazzo.chips.cpu.llvm.expressions import Scope
 from terrazzo.chips.cpu.llvm.kernel import write_function
 from terrazzo.chips.cpu.llvm.loops import STATUS, LoopEmitter
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.index import Index, Var
-from terrazzo.loop.ir import Function
+from terrazzo.index import Var
+from terrazzo.loop.steps import Argument, Branch, Call, Flag, Recipe, Repeat, Step
+from terrazzo.runtime.layout import NUMPY_DATA
 
-NUMPY_DATA = 16  # where a numpy array object holds the address of its data (PyArrayObject)
 # LLVM's time for a function of branches grows with their square.
 _STEPS_OF_A_PART = 64
 MOST_ARGUMENTS = 12  # of the direct entries; beyond that callers pass an array of slots
 
 
-@dataclass(frozen=True)
-class Argument:
-    """Where a kernel's argument comes from: a slot of the caller, a constant, or the arena."""
-
-    kind: str  # slot | constant | arena
-    number: int = 0
-    offset: Index = 0  # in bytes
-
-    def at(self, offset: Index) -> Argument:
-        """The place so many bytes further on."""
-        return replace(self, offset=self.offset + offset)
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One run of a kernel with its arguments; several calls may share a kernel."""
-
-    function: Function
-    arguments: tuple[Argument, ...]
-    name: str  # of this call, for the profiler
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A truth value in memory: an integer of so many bytes that is not 0."""
-
-    place: Argument
-    bytes: int
-
-
-@dataclass(frozen=True, eq=False)
-class Branch:
-    """Runs one of two lists of steps, by a flag."""
-
-    flag: Flag
-    then: tuple[Step, ...]
-    orelse: tuple[Step, ...]
-    name: str
-
-
-@dataclass(frozen=True, eq=False)
-class Repeat:
-    """Runs steps `count` times, or for as long as a flag holds that other steps set before.
-
-    Arguments inside may mention `counter`, the number of turns so far, and so may those of `after`,
-    which run once at the end.
-    """
-
-    counter: Var
-    body: tuple[Step, ...]
-    name: str
-    count: Index = 0
-    test: tuple[Step, ...] = ()
-    flag: Flag | None = None  # None: `count` decides
-    after: tuple[Step, ...] = ()
-
-
-Step: TypeAlias = Call | Branch | Repeat
-
-
-def calls_in(steps: Sequence[Step]) -> Iterator[Call]:
-    """The calls of some steps, those inside branches and loops included."""
-    for step in steps:
-        if isinstance(step, Call):
-            yield step
-        elif isinstance(step, Branch):
-            yield from calls_in((*step.then, *step.orelse))
-        else:
-            yield from calls_in((*step.test, *step.body, *step.after))
-
-
-def module_text(steps: Sequence[Step], slots: int, constants: int, dims: Sequence[Var],
-                chip: ChipSpec) -> str:
+def module_of(recipe: Recipe, chip: ChipSpec) -> Module:
     """The module of an executable. It exports
 
     - `tz_run(ptr slots, ptr arena, i64 threads, ptr clock)`, where slots holds the addresses of
@@ -101,20 +28,20 @@ def module_text(steps: Sequence[Step], slots: int, constants: int, dims: Sequenc
     - `tz_call_pointers` and `tz_call_numpy`: the same run with addresses, or numpy array objects,
       as direct arguments before the sizes, arena and threads (only up to a few).
     """
-    module = Module(chip.features)
-    for function in dict.fromkeys(c.function for c in calls_in(steps)):
+    module, slots, dims = Module(chip.features), recipe.slots, recipe.dims
+    for function in recipe.functions:
         write_function(module, chip, function)
     module.global_(STATUS, "i64", "0", linkage="")
-    module.global_("tz_constants", f"[{max(constants, 1)} x ptr]", "zeroinitializer",
+    module.global_("tz_constants", f"[{max(recipe.constants, 1)} x ptr]", "zeroinitializer",
                    linkage="")
-    _write_main(module, chip, steps, slots, dims)
+    _write_main(module, chip, recipe.steps, slots, dims)
     b = Builder(module, "tz_run", [("ptr", "slots"), ("ptr", "arena"), ("i64", "threads"),
                                    ("ptr", "clock")])
     values = [b.load("ptr" if i < slots else "i64", b.gep("i64", b.params[0], i), 8)
               for i in range(slots + len(dims))]
     b.call("void", "tz_main", [*values, *b.params[1:]])
     b.ret()
-    if slots + len(dims) <= MOST_ARGUMENTS:
+    if is_direct(recipe):
         for name, unwrap in (("tz_call_pointers", False), ("tz_call_numpy", True)):
             params = [("ptr", f"a{i}") for i in range(slots)]
             params += [("i64", f"d{i}") for i in range(len(dims))]
@@ -124,7 +51,12 @@ def module_text(steps: Sequence[Step], slots: int, constants: int, dims: Sequenc
                 given = [b.load("ptr", b.gep("i8", p, NUMPY_DATA), 8) for p in given]
             b.call("void", "tz_main", [*given, *b.params[slots:], const("ptr", 0)])
             b.ret()
-    return module.text()
+    return module
+
+
+def is_direct(recipe: Recipe) -> bool:
+    """Whether its module has the direct entries."""
+    return recipe.slots + len(recipe.dims) <= MOST_ARGUMENTS
 
 
 def _write_main(module: Module, chip: ChipSpec, steps: Sequence[Step], slots: int,

@@ -81,7 +81,7 @@ def report(session: Session) -> ModelReport:
     arena: Index = 0
     rewrites: list[Applied] = []
     if session.imported is not None and session.imported.outputs:
-        lowering = Lowering(session.imported.graph, session.options.chip(),
+        lowering = Lowering(session.imported.graph, session.options.chip,
                             options=session.options)
         rewrites = lowering.rewrites
         kernels, arena = len(lowering.calls), lowering.plan.arena

@@ -144,7 +144,7 @@ class Session:
         if imported is None or imported.put_off:
             raise UnsupportedOperator("only a model that compiles as a whole can be written",
                                       where=self.model.where, hint="see tz info")
-        graph = Lowering(inlined(imported.graph, options=self.options), self.options.chip(),
+        graph = Lowering(inlined(imported.graph, options=self.options), self.options.chip,
                          options=self.options).graph
         Path(path).write_bytes(export(graph, imported.outputs).SerializeToString())
 

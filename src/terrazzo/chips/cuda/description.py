@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as `ChipSpec`s: descriptions only, since Triton's own compiler makes their code.
+"""NVIDIA GPUs as `ChipSpec`s.
 
 Figures are the vendor's for the SXM modules (dense, without sparsity), at boost clock. For a GPU
 the fields of a spec read:

@@ -1,0 +1,91 @@
+"""The CPU as a chip: what its folder holds, by the names that the compiler asks for.
+
+What makes code is imported when code is made: to load it from a file takes none of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from terrazzo.chips.chip import LEVELS, Assembled, Chip
+from terrazzo.chips.cpu.code import NativeCode
+from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.llvm import jit, worker
+from terrazzo.chips.spec import ChipSpec, Roofline
+from terrazzo.knobs import Settings, thread_count
+
+if TYPE_CHECKING:
+    from terrazzo.expr.ir import Program, Tensor
+    from terrazzo.expr.schedule import Schedule
+    from terrazzo.loop.ir import Function
+    from terrazzo.loop.steps import Recipe
+
+
+class Cpu(Chip):
+    """A processor that LLVM makes code for: this machine's, or another one that is described."""
+
+    levels = (*LEVELS, "llvm", "asm", "triton")
+    program_levels = ("triton",)
+
+    def __init__(self, spec: ChipSpec | None = None):
+        self.spec = spec or host()
+
+    def under(self, settings: Settings) -> Cpu:
+        return Cpu(host(settings.vector_bits))
+
+    def keeps(self, operator: str) -> bool:
+        from terrazzo.chips.cpu import templates
+
+        return templates.has_kernel(operator)
+
+    def schedule(self, program: Program, revisits: Sequence[bool] = ()
+                 ) -> tuple[Program, Schedule]:
+        from terrazzo.chips.cpu import schedule
+
+        return schedule.schedule(program, self.spec, revisits)
+
+    def template(self, program: Program, constants: frozenset[Tensor]) -> Function | None:
+        from terrazzo.chips.cpu import templates
+
+        return templates.lower(program, self.spec, constants)
+
+    def adapt(self, function: Function) -> Function:
+        from terrazzo.chips.cpu import schedule
+
+        return schedule.with_streaming_fills(function, self.spec)
+
+    def assemble(self, recipe: Recipe) -> Assembled:
+        from terrazzo.chips.cpu.llvm.program import is_direct, module_of
+
+        module = module_of(recipe, self.spec)
+        code = jit.compile_object(module.text(), self.spec)
+        return Assembled(code, {
+            "triple": self.spec.llvm_triple, "features": sorted(self.spec.features),
+            "slots": recipe.slots, "dims": len(recipe.dims), "direct": is_direct(recipe),
+            "allocates": module.declares("aligned_alloc")})
+
+    def load(self, name: str, made: Assembled, constants: Sequence[int]) -> NativeCode:
+        return NativeCode(name, made, constants)
+
+    def text(self, level: str, recipe: Recipe) -> str:
+        from terrazzo.chips.cpu.llvm.program import module_of
+
+        if level not in ("llvm", "asm"):
+            raise self.no_level(level)
+        text = module_of(recipe, self.spec).text()
+        return text if level == "llvm" else jit.assembly(text, self.spec)
+
+    def source(self, level: str, program: Program) -> str:
+        from terrazzo.codegen.triton.source import triton_source
+
+        return triton_source(program)
+
+    def roofline(self) -> Roofline:
+        from terrazzo.chips.cpu.peaks import measured
+
+        return measured(thread_count())
+
+    def compiling_elsewhere(self) -> AbstractContextManager[None]:
+        return worker.elsewhere()
