@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import terrazzo.errors
 from terrazzo.errors import ArgumentError, CompileError, ModelError, TerrazzoError
 from terrazzo.frontends.onnx.session import Session
 from terrazzo.tools.cli import commands as cli
@@ -163,7 +164,7 @@ def test_a_model_that_is_not_one_executable(tmp_path: Path) -> None:
 
 def test_mistakes_are_one_message() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from terrazzo.cli import main; main()", "run", "nowhere.onnx"],
-        capture_output=True, text=True, env={"PYTHONPATH": str(Path(cli.__file__).parents[1])})
+        [sys.executable, "-m", "terrazzo", "run", "nowhere.onnx"], capture_output=True, text=True,
+        env={"PYTHONPATH": str(Path(terrazzo.errors.__file__).parents[1])})
     assert done.returncode == 1 and done.stderr.startswith("ModelError: cannot read the model")
     assert "Traceback" not in done.stderr

@@ -11,13 +11,13 @@ import pytest
 import terrazzo as tz
 from terrazzo.base.shapes import dim
 from terrazzo.chips.cpu.chip import Cpu
-from terrazzo.chips.cpu.llvm.program import Repeat, calls_in
 from terrazzo.compiler.control_flow import ControlLowering, is_native
 from terrazzo.compiler.driver import Options, compile_graph, inlined
 from terrazzo.dtypes import bool_, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.graph.trace import trace
+from terrazzo.loop.steps import Repeat, calls_in
 from terrazzo.runtime.executable import Executable
 
 

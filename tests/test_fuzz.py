@@ -96,7 +96,7 @@ def test_a_failure_becomes_a_script_that_fails(monkeypatch: pytest.MonkeyPatch) 
     assert found is not None and found[0] == "code"
     failure = fuzz.failure_of(0, 0, found, program)
     assert "tz.multiply(x0, x0)" in failure.script and "tz.sin" not in failure.script
-    with pytest.raises(tz.verifier.VerifyError, match="level code"):
+    with pytest.raises(tz.errors.VerifyError, match="level code"):
         exec(failure.script, {})
     monkeypatch.undo()
     exec(failure.script, {})

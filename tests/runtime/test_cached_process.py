@@ -39,8 +39,8 @@ PROGRAM = """
 import json, os, sys
 import numpy as np
 import terrazzo
-from terrazzo.chips.cpu import host
-from terrazzo.compiler import compile_graph
+from terrazzo.chips.cpu.description import host
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.runtime.executable import Executable

@@ -178,7 +178,7 @@ import ctypes, os, time
 allowed = os.sched_getaffinity(0)
 mine = min(allowed)
 os.sched_setaffinity(0, {{mine}})  # workers start on the caller's core
-from terrazzo.runtime import pool
+from terrazzo.chips.cpu import pool
 from terrazzo.knobs import knobs
 knobs.threads = 2
 ran = []
@@ -324,7 +324,7 @@ def test_a_process_ends_cleanly_with_idle_workers(pause: str) -> None:
     """Both with workers that still spin and with workers that sleep."""
     program = f"""
 import ctypes
-from terrazzo.runtime import pool
+from terrazzo.chips.cpu import pool
 from terrazzo.knobs import knobs
 knobs.threads = 3
 hit = []

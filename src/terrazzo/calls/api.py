@@ -740,14 +740,14 @@ HOOKS.update(op=_op, call=_call, lower=_lower, compile=_compile, verify=_verify,
 
 
 def verify(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Check every level of a function against the one above; see terrazzo.verifier."""
+    """Check every level of a function against the one above; see terrazzo.tools.verify."""
     from terrazzo.tools.verify import verifier
 
     return verifier.verify(function, *args, **kwargs)
 
 
 def bench(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Time a function beside numpy and torch; see terrazzo.benchmark."""
+    """Time a function beside numpy and torch; see terrazzo.tools.benchmark."""
     from terrazzo.tools import benchmark
 
     return benchmark.bench(function, *args, **kwargs)

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from terrazzo.base.shapes import num_elements
-from terrazzo.chips.cpu.llvm.program import Call
 from terrazzo.graph.fusion import Fused, Group
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index, Sum, ceildiv
 from terrazzo.loop.in_place import may_overwrite
 from terrazzo.loop.ir import Buffer, Function
+from terrazzo.loop.steps import Call
 
 ALIGN = 64  # a cache line, and the widest vector
 STRETCH = 32  # steps that are looked at together for values that live at the same time

@@ -21,6 +21,7 @@ from terrazzo.errors import ArgumentError, DTypeError, ShapeError
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.layout import (
+    NUMPY_DATA,
     address_of,
     extent_of,
     is_literal,
@@ -40,8 +41,6 @@ def addresses_of(arrays: Sequence[Any]) -> list[int]:
 
 @cache
 def _address_of_array() -> Callable[[np.ndarray], int]:
-    from terrazzo.chips.cpu.llvm.program import NUMPY_DATA
-
     at = ctypes.c_int64.from_address
     if not fastcall.numpy_layout_known():
         return address_of

@@ -384,15 +384,15 @@ class _Batch:
 
 
 def _start_worker(seed: int, first: int, count: int) -> subprocess.Popen[str]:
-    command = f"from terrazzo.fuzz import worker; worker({seed}, {first}, {count})"
+    command = f"from terrazzo.tools.fuzz.fuzzing import worker; worker({seed}, {first}, {count})"
     return subprocess.Popen([sys.executable, "-X", "faulthandler", "-c", command],
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _crashes(program: Program) -> bool:
     """Whether a program ends a process of its own."""
-    text = f"from terrazzo.fuzz import *\nfrom terrazzo.fuzz_programs import *\n" \
-           f"check({program!r})"
+    text = "\n".join(["from terrazzo.tools.fuzz.fuzzing import *",
+                      "from terrazzo.tools.fuzz.programs import *", f"check({program!r})"])
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=HANG_SECONDS)
     return done.returncode < 0
 

@@ -37,7 +37,7 @@ class Input:
 
     shape: tuple[int, ...]
     dtype: str
-    fill: str = "draw"  # a function of terrazzo.samples; "ones"; "index"; or "literal"
+    fill: str = "draw"  # a function of tools.samples; "ones"; "index"; or "literal"
     seed: int = 0
     below: int = 1  # for "index": the values are 0..below-1
     strided: bool = False
@@ -155,7 +155,7 @@ class Program:
         lines += ["import terrazzo as tz"]
         texts = [i.text() for i in self.inputs]
         if any("samples." in t for t in texts) or any(i.strided for i in self.inputs):
-            lines.append("from terrazzo import samples")
+            lines.append("from terrazzo.tools import samples")
         lines += ["", "", f"def program({', '.join(f'x{i}' for i in range(len(self.inputs)))}):"]
         for i, step in enumerate(self.steps):
             lines.append(f"    v{i} = {_call_text(step, several)}")
