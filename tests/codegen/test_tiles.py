@@ -129,6 +129,26 @@ def test_pair_tile(chip: ChipSpec, mr: int, nr: int, k: int, paired: bool) -> No
         check(pair_rows(tile, count), (c, a, b), {SIZES[0]: k, count: 2 * mr + 3, **dims}, chip)
 
 
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("k", [0, 1, 2, 39])
+def test_pair_tile_that_rounds(chip: ChipSpec, k: int, paired: bool) -> None:
+    c, a, b = (Buffer("C", bfloat16, 4096), Buffer("A", bfloat16, 4096),
+               Buffer("B", bfloat16, 8192))
+    for columns, dims in ((None, {}), (SIZES[1], {SIZES[1]: 27})):
+        tile = pair_tile(c, 5, a, 3, b, 7, SIZES[0], 40, 2, 64, 50, 6, 32, False, paired, False,
+                         columns)
+        function = Function("tile", (c, a, b), (SIZES[0], *dims), tile)
+        arrays = [numbers(int(x.size), x.dtype, seed) for seed, x in enumerate((c, a, b))]
+        expected = [x.copy() for x in arrays]
+        interpret.run(function, expected, {SIZES[0]: k, **dims})
+        kernel = compile_function(function, chip, dict(pool.symbols()))
+        kernel([x.ctypes.data for x in arrays], [k, *dims.values()], 1)
+        got, want = (x[0].astype(np.float64) for x in (arrays, expected))
+        # Sums that differ in their last bits round the same way, or to the number next to it.
+        np.testing.assert_allclose(got, want, rtol=2.0**-7, atol=1e-6)
+        assert np.mean(got == want) > 0.99
+
+
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 8, 9, 21])
 @pytest.mark.parametrize("columns", [1, 30, 32])
 def test_pair_panel(chip: ChipSpec, k: int, columns: int) -> None:

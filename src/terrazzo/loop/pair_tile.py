@@ -12,6 +12,9 @@ Instructions that multiply bfloat16 (x86's `vdpbf16ps`) add two products of neig
 So both steps of a pair lie side by side in A, and in B where that is `paired`: panels
 `[k / 2][nr][2]`, which have all their columns. Else B lies in rows, which the tile brings together
 itself. An odd k ends with half a pair; `even` says that it never does. The rest is as in `tiles`.
+
+C is float32, or bfloat16 if its sums are whole: then they are rounded as they are stored, and k is
+at most `WHOLE_SUMS`.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from terrazzo.base.scalar import Const, as_scalar, call, cast
+from terrazzo.dtypes import float32
 from terrazzo.index import Index, Var, ceildiv, minimum
-from terrazzo.loop.ir import Buffer, For, If, Stmt, Store, Tile, TileIntrinsic, block
+from terrazzo.loop.ir import Alloc, Buffer, For, If, Stmt, Store, Tile, TileIntrinsic, block
 
 Place = tuple[Buffer, Index]
+
+WHOLE_SUMS = 384  # steps of k: longer sums are added up in memory, from blocks
 
 
 def _axis(name: str, extent: Index) -> Var:
@@ -34,13 +40,20 @@ def _meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: Index, nr: 
     (c, c_at), (a, a_at), (b, b_at) = places[:3]
     k, lda, a_step, ldb, ldc = sizes[:5]
     columns = sizes[5] if len(sizes) > 5 else nr
-    i, p, j, clear = _axis("ti", mr), _axis("tp", k), _axis("tj", columns), _axis("tj", columns)
+    i, p, j = _axis("ti", mr), _axis("tp", k), _axis("tj", columns)
+    clear, keep = _axis("tj", columns), _axis("tj", columns)
     left = a[a_at + i * lda + p // 2 * a_step + p % 2]
     right = b[b_at + p // 2 * ldb + j * 2 + p % 2] if paired else b[b_at + p * ldb + j]
-    update = Store(c, c_at + i * ldc + j, cast(left, c.dtype) * cast(right, c.dtype), "add")
-    zero = For(clear, 0, columns, Store(c, c_at + i * ldc + clear, Const(c.dtype, 0)), "vector")
-    return For(i, 0, mr, block(None if accumulate else zero,
-                               For(p, 0, k, For(j, 0, columns, update, "vector"))))
+    sums, at = (c, c_at + i * ldc) if c.dtype is float32 else (Buffer("sums", float32, nr), 0)
+    update = Store(sums, at + j, cast(left, float32) * cast(right, float32), "add")
+    zero = For(clear, 0, columns, Store(sums, at + clear, Const(float32, 0)), "vector")
+    body = block(None if accumulate else zero,
+                 For(p, 0, k, For(j, 0, columns, update, "vector")))
+    if sums is not c:
+        assert not accumulate
+        rounded = Store(c, c_at + i * ldc + keep, cast(sums[keep], c.dtype))
+        body = Alloc(sums, block(body, For(keep, 0, columns, rounded, "vector")))
+    return For(i, 0, mr, body)
 
 
 def _rows_meaning(places: Sequence[Place], sizes: Sequence[Index], *, mr: int, nr: int,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from terrazzo.base.scalar import Call, Const, Scalar
+from terrazzo.base.scalar import Call, Const, Reduce, Scalar
 from terrazzo.chips.cpu.gemm import Gemm, PlaceOf, Values
 from terrazzo.chips.cpu.kernel_parts import Names, Place, digits, grain_of
 from terrazzo.chips.spec import ChipSpec
@@ -21,7 +21,7 @@ from terrazzo.expr.matmul import Factor, match_product
 from terrazzo.index import Index, ceildiv, maximum, minimum
 from terrazzo.loop.ir import Buffer, For, Function, Stmt, Store, Tile, block
 from terrazzo.loop.packing import Packing
-from terrazzo.loop.pair_tile import pair_panel, pair_rows, pair_tile
+from terrazzo.loop.pair_tile import WHOLE_SUMS, pair_panel, pair_rows, pair_tile
 
 _COPY_ELEMENTS = 16384  # elements worth packing in a task of their own
 
@@ -179,6 +179,12 @@ class _BfloatGemm(Gemm):
             depth, lambda q, whole: pair(q, extent, whole)))
 
     # ------------------------------------------------------------ tiles
+    def rounds_in_tiles(self) -> bool:
+        body = self.product.body
+        return self.out.dtype is bfloat16 and isinstance(self.k, int) and self.k <= WHOLE_SUMS and (
+            self.k_passes == 1) and isinstance(body, Call) and body.op == "cast" and (
+            isinstance(body.args[0], Reduce))
+
     def tile(self, sums: Place, a: Place, b: Place, depth: Index, height: int, accumulate: bool,
              live: Index, soon: tuple[Index, Index] | None) -> Tile:
         return pair_tile(sums.buffer, sums.at, a.buffer, a.at, b.buffer, b.at, depth, a.outer,

@@ -495,9 +495,13 @@ class Gemm:
     def sums_in_output(self) -> bool:
         """Whether the output can hold the sums until the epilogue has seen them."""
         address = self.product.out_address
-        return self.out.dtype is self.wide and coefficient(
+        return (self.out.dtype is self.wide or self.rounds_in_tiles()) and coefficient(
             address, self.product.column.var) == 1 and (
             self.row_var is None or coefficient(address, self.row_var) is not None)
+
+    def rounds_in_tiles(self) -> bool:
+        """Whether the tiles themselves give results that are narrower than the sums."""
+        return False
 
     def output(self, values: Values, first_row: Index, first: Index) -> Place:
         """The output from some row and column on."""
@@ -514,7 +518,8 @@ class Gemm:
                  columns: Index, width: int) -> Stmt | None:
         """Store what the body makes of a block of sums."""
         product = self.product
-        if sums.buffer is self.out and isinstance(product.body, Reduce):
+        if sums.buffer is self.out and (
+                isinstance(product.body, Reduce) or self.rounds_in_tiles()):
             return None
         i = self.var("i")
 
@@ -861,7 +866,8 @@ class Gemm:
         values = digits(lets("member", task // blocks), self.product.batch)
         first = lets("first", task % blocks * _DOT_BLOCK)
         columns = self.columns(lets, first, _DOT_BLOCK)
-        local = None if self.sums_in_output() else Buffer(
+        in_output = self.out.dtype is self.wide and self.sums_in_output()
+        local = None if in_output else Buffer(
             self.fresh("sums"), self.wide, _DOT_ROWS * _DOT_BLOCK)
         sums = Place(local, 0, _DOT_BLOCK, 1) if local is not None else lets.place(
             "c", self.output(values, 0, first))

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from terrazzo.chips.cpu.bfloat import adds_pairs
 from terrazzo.chips.cpu.llvm.builder import Builder, Val, const, vec
 from terrazzo.chips.cpu.llvm.fma_tile import ROWS_AHEAD, Fma, emit_rows, emit_tile
+from terrazzo.chips.cpu.llvm.scalars import memory_type
 from terrazzo.chips.cpu.llvm.sum_blocks import SUM_STEPS, in_blocks
 from terrazzo.chips.cpu.llvm.tile_parts import (
     add_pairs,
-    elements,
     finish,
     load_vector,
     pointers,
+    store_vector,
     write_once,
 )
 from terrazzo.chips.cpu.llvm.transpose_tile import joined, transposed
@@ -46,11 +47,11 @@ def emit_pair_rows(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
 def _shape(emitter: LoopEmitter, tile: Tile) -> Pairs | None:
     mr, nr = int(tile.constants["mr"]), int(tile.constants["nr"])
     width = emitter.chip.lanes(32)
-    elems = elements(tile)
-    if not adds_pairs(emitter.chip) or nr % width or elems is None or (
-            elems[:3] != ["float", "bfloat", "bfloat"]):
+    elems = tuple(memory_type(buffer.dtype) for buffer, _ in tile.places[:3])
+    if not adds_pairs(emitter.chip) or nr % width or elems[1:] != ("bfloat", "bfloat") or (
+            elems[0] not in ("float", "bfloat")):
         return None
-    return Pairs(mr, nr, width, ("float", "bfloat", "bfloat"), bool(tile.constants.get("near")),
+    return Pairs(mr, nr, width, elems, bool(tile.constants.get("near")),
                  bool(tile.constants["paired"]), bool(tile.constants["even"]))
 
 
@@ -62,14 +63,14 @@ class Pairs(Fma):
     even: bool
 
     def name(self, masked: bool) -> str:
-        return (f"pairs_{self.mr}x{self.nr}{'' if self.paired else '_rows'}"
+        return (f"pairs_{self.mr}x{self.nr}_{self.elems[0]}{'' if self.paired else '_rows'}"
                 f"{'_even' * self.even}{'_near' * self.near}{'_masked' * masked}")
 
     def write(self, b: Builder, params: list[Val]) -> None:
         c, a, right, soon, accumulate, k, lda, a_step, ldb, ldc, share, *live = params
         masks = self.masks(b, live[0] if live else None)
-        c_rows = [b.gep("float", c, b.mul(ldc, r)) for r in range(self.mr)]
-        places = [(b.gep("float", row, v * self.width), mask)
+        c_rows = [b.gep(self.elems[0], c, b.mul(ldc, r)) for r in range(self.mr)]
+        places = [(b.gep(self.elems[0], row, v * self.width), mask)
                   for row in c_rows for v, mask in enumerate(masks)]
         for pointer, _ in places:
             # Rows of C are far apart: asked for now, they arrive while the sums are made.
@@ -106,10 +107,17 @@ class Pairs(Fma):
             if not self.even:
                 rest = b.select(b.icmp("eq", end, pairs), left_over, const("i64", 0))
                 state = b.loop(0, rest, 1, lambda _, state: step(False, state), state)
-            finish(b, b.or_(accumulate, b.xor(is_first, True)), state[3:], places, 4)
-            return state[:3]
+            if self.elems[0] == "float":
+                finish(b, b.or_(accumulate, b.xor(is_first, True)), state[3:], places, 4)
+                return state[:3]
+            for total, (pointer, mask) in zip(state[3:], places, strict=True):
+                store_vector(b, _rounded(b, total), pointer, mask, 2)
+            return []
 
-        in_blocks(b, pairs, SUM_STEPS, [a, right, soon], block)
+        if self.elems[0] == "float":
+            in_blocks(b, pairs, SUM_STEPS, [a, right, soon], block)
+        else:
+            block(const("i64", 0), pairs, const("i1", True), [a, right, soon])
 
     def pair_of_a(self, b: Builder, pointer: Val, whole: bool) -> Val:
         if whole:
@@ -126,6 +134,13 @@ class Pairs(Fma):
             b, row, b.gep("bfloat", pointer, ldb), mask, 2)
         lanes = [lane // 2 + lane % 2 * self.width for lane in range(2 * self.width)]
         return b.shuffle(first, second, lanes)
+
+
+def _rounded(b: Builder, total: Val) -> Val:
+    """The bits of float32 rounded to bfloat16."""
+    narrow = vec("bfloat", total.lanes)
+    made = b.call(narrow, f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * total.lanes}", [total])
+    return b.bitcast(made, vec("i16", total.lanes))
 
 
 def emit_pair_panel(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
