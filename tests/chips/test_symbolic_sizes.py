@@ -59,6 +59,22 @@ def test_depthwise(window: int, stride: int, channels: int, rng: np.random.Gener
             [((2, channels, *image), (channels, 1, window, window)) for image in IMAGES], rng)
 
 
+def test_layers_have_code_of_their_own_for_any_image(rng: np.random.Generator) -> None:
+    """Weights of another size are another layer; images of another size are not."""
+    run = tz.jit(lambda x, w: tz.conv(x, w, padding=w.shape[-1] // 2))
+    layers = [(8, 3, 3), (16, 8, 3), (3, 16, 1)]
+    for outputs, channels, window in layers:
+        w = rng.standard_normal((outputs, channels, window, window)).astype(np.float32)
+        for n, h, width in ((1, 9, 9), (2, 5, 12), (3, 17, 4), (2, 6, 33)):
+            x = rng.standard_normal((n, channels, h, width)).astype(np.float32)
+            every = windows(x.astype(np.float64), window, 1, 0)
+            np.testing.assert_allclose(run(x, w), np.einsum("nchwij,ocij->nohw", every, w),
+                                       rtol=1e-4, atol=1e-4)
+    (family,) = run.table.families.values()
+    made = [g for vs in family.variants.values() for g, found in vs if found is not None]
+    assert len(made) <= len(layers) + 2  # and for batches of 1 and for the first sizes that vary
+
+
 @pytest.mark.parametrize(("window", "stride"), [(3, 2), (5, 1)])
 def test_pools(window: int, stride: int, rng: np.random.Generator) -> None:
     sizes = [((2, 5, *image),) for image in IMAGES]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _lock = threading.RLock()
 MOST_ENTRIES = 4096  # of one function: sizes may vary without end, and entries are quick to make
-MOST_VARIANTS = 8  # of one pattern of sizes, by what it asks of them; further sizes are fixed ones
+MOST_VARIANTS = 32  # of one pattern of sizes, by what it asks of them; further sizes are fixed
 
 
 class Compiled:

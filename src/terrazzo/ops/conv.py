@@ -20,7 +20,7 @@ from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, us
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, proves_le
-from terrazzo.index.guards import ask, granted, multiple
+from terrazzo.index.guards import ask, granted, known, multiple
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.reduce import in_shape
@@ -233,6 +233,16 @@ def _require_layer(name: str, x: Value, w: Value, layout: str) -> int:
     return rank
 
 
+def _fix_weights(weight: Value) -> None:
+    """Sizes of weights are those of a layer: its code is made for them, and for any image.
+
+    Register tiles, panels and the loops over a window are nothing without these numbers; with
+    symbolic ones a convolution was measured 50 to 100 times as slow.
+    """
+    for size in weight.shape:
+        known(size)
+
+
 def _channels_last(x: Value) -> Value:
     return permute_dims(x, axes=(0, *range(2, x.ndim), 1))
 
@@ -249,6 +259,7 @@ def conv(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, padding: An
     `padding` is a number, one an axis, or pairs (before, after), in zeros.
     """
     rank = _require_layer("conv", x, weight, "[outputs, channels / groups, *sizes]")
+    _fix_weights(weight)
     result = convolve(_channels_last(x), permute_dims(weight, axes=(*range(2, rank + 2), 1, 0)),
                       strides=_each(strides, rank, "strides"), padding=_pads(padding, rank),
                       dilation=_each(dilation, rank, "dilation"), groups=groups)
@@ -260,6 +271,7 @@ def conv_transpose(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, p
                    output_padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
     """what turns a convolution's gradient back: x [N, C, *S], weight [C, O/groups, *K]"""
     rank = _require_layer("conv_transpose", x, weight, "[channels, outputs / groups, *sizes]")
+    _fix_weights(weight)
     steps, gaps = _each(strides, rank, "strides"), _each(dilation, rank, "dilation")
     extra, pads = _each(output_padding, rank, "output_padding"), _pads(padding, rank)
     channels = weight.shape[0]

@@ -24,7 +24,7 @@ from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, us
 from terrazzo.expr.ir import Tensor, compute, fresh_axis
 from terrazzo.graph.ir import Node, TensorType, Value, constant
 from terrazzo.index import Index, ceildiv, maximum, minimum
-from terrazzo.index.guards import all_equal, ask
+from terrazzo.index.guards import all_equal, ask, known
 from terrazzo.loop.interpret import convert
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive, with_shape
@@ -274,6 +274,7 @@ def _channels_last(x: Value) -> Value:
     if x.ndim < 3:
         raise RankError(f"pooling needs [batch, channels, ...] with at least one spatial axis, not "
                         f"{dims_text(x.shape)}", where=user_location())
+    known(x.shape[1])  # vectors are of channels: without their number a pool takes twice as long
     return permute_dims(x, axes=(0, *range(2, x.ndim), 1))
 
 

@@ -155,7 +155,9 @@ class VectorLoop:
         if price <= 60 and registers >= 32:
             depth = 4
         if self.reductions and price <= 4:
-            depth = 8 if registers >= 32 and len(self.reductions) == 1 else 4
+            # Of rows of any length, as short ones as there are: they pay for every accumulator.
+            several = registers >= 32 and len(self.reductions) == 1 and trip is not None
+            depth = 8 if several else 4
         if trip is not None:
             whole = max(trip // width, 1)
             # A short loop of known length becomes straight code.
@@ -199,11 +201,6 @@ class VectorLoop:
         if short:
             depth = 1
         self.hoist(certain=trip is not None)
-        accumulators = [Val(vec(register_type(s.buffer.dtype), width),
-                            (scalars.constant(s.buffer.dtype, REDUCTIONS[s.reduce or "add"]
-                                              .identity(s.buffer.dtype), width).text,) * depth)
-                        for s in self.reductions]
-        step = width * depth
         streaming = self.streaming(width) if not short and (
             trip is None or trip >= 16 * width) else None
         bypass = None
@@ -213,13 +210,37 @@ class VectorLoop:
             self.e.streamed = True
         elif streaming is not None:
             lo, trip = self.peel(streaming, lo, hi, width), None
-        count = self.b.sub(hi, lo)
-        whole = self.b.mul(self.b.sdiv(count, step), step)
-        middle = lo if short else self.b.add(lo, whole)
+        middle, partial = lo, self.identities(width, 1)
+
+        def whole() -> list[Val]:
+            return self.whole_vectors(lo, hi, width, depth, trip, streaming, bypass)
+
+        if trip is not None:
+            middle, *partial = whole()
+        elif not short:  # of few vectors, what several side by side need before and after is waste
+            many = self.b.icmp("sge", self.b.sub(hi, lo), 2 * width)
+            middle, *partial = self.b.if_values(many, whole, lambda: [lo, *partial])
+        if trip is None or trip % (width * depth):
+            partial = self.tail(middle, hi, width, trip, partial)
+        for stmt, value in zip(self.reductions, partial, strict=True):
+            self.finish(stmt, value)
+
+    def identities(self, width: int, depth: int) -> list[Val]:
+        """Accumulators of so many vectors that hold nothing yet."""
+        return [Val(vec(register_type(s.buffer.dtype), width), (scalars.constant(
+            s.buffer.dtype, REDUCTIONS[s.reduce or "add"].identity(s.buffer.dtype),
+            width).text,) * depth) for s in self.reductions]
+
+    def whole_vectors(self, lo: Val, hi: Val, width: int, depth: int, trip: int | None,
+                      streaming: Store | None, bypass: Val | None) -> list[Val]:
+        """Vectors side by side, and where they end; then accumulators of one vector each."""
+        b, step = self.b, width * depth
+        middle = b.add(lo, b.mul(b.sdiv(b.sub(hi, lo), step), step))
+        accumulators = self.identities(width, depth)
         if bypass is not None and not accumulators and self.price() <= CHEAP:
             self.stream_or_not(lo, middle, width, depth, streaming, bypass)
-        elif not short:
-            accumulators = self.b.loop(lo, middle, step, lambda iv, acc: self.iteration(
+        else:
+            accumulators = b.loop(lo, middle, step, lambda iv, acc: self.iteration(
                 Lanes(self.loop.var, iv, width, depth, aligned=streaming, bypass=bypass,
                       even=_even(lo, width)), acc),
                 accumulators)
@@ -228,12 +249,8 @@ class VectorLoop:
             accumulators = [self.halved(s, a) for s, a in zip(
                 self.reductions, accumulators, strict=True)]
             middle, accumulators = self.fewer(middle, hi, width, depth, accumulators)
-        partial = [scalars.fold(self.b, self.combining(s), a, s.buffer.dtype)
-                   for s, a in zip(self.reductions, accumulators, strict=True)]
-        if trip is None or trip % step:
-            partial = self.tail(middle, hi, width, trip, partial)
-        for stmt, value in zip(self.reductions, partial, strict=True):
-            self.finish(stmt, value)
+        return [middle, *(scalars.fold(b, self.combining(s), a, s.buffer.dtype)
+                          for s, a in zip(self.reductions, accumulators, strict=True))]
 
     def fewer(self, lo: Val, hi: Val, width: int, depth: int, accumulators: list[Val]
               ) -> tuple[Val, list[Val]]:
