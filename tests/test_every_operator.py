@@ -26,6 +26,7 @@ from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, operator_named
 from terrazzo.graph.trace import trace
 from terrazzo.ops.fourier_loops import half_roots
+from terrazzo.ops.ngrams import trie_of
 
 sys.path[:0] = [str(Path(__file__).parent / "graph")]
 
@@ -75,6 +76,7 @@ def small(dtype: Any, *shape: int) -> Maker:
 
 X = spread(3, 5)
 I = bits(3, 5)
+TRIE = trie_of([np.array([[0], [1]]), np.array([[1, 2]])], [np.array([0, 1]), np.array([2])])
 MORE: dict[str, list[Case]] = {
     **{name: [case(X, X), case(X, spread(5)), case(I, bits(3, 1)), case(specials, specials)]
        for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")},
@@ -174,6 +176,9 @@ MORE: dict[str, list[Case]] = {
     "tfidf_vectorizer": [case(
         integers(3, 9, high=3), mode="TF", min_gram_length=1, max_gram_length=2, max_skip_count=1,
         ngram_counts=(0, 2), ngram_indexes=(0, 1, 2), pool_int64s=(0, 1, 1, 2))],
+    "counts_of_ngrams": [case(
+        integers(3, 9, high=3), given(TRIE.parents), given(TRIE.labels), given(TRIE.children),
+        given(TRIE.counted), columns=3, longest=2, skips=1)],
     "linear_attention": [
         case(inside(2, 3, 8), inside(2, 3, 4), inside(2, 3, 6), None, inside(2, 3, 2),
              inside(2, 3, 2), q_num_heads=4, kv_num_heads=2),
@@ -299,7 +304,7 @@ KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagona
                "recurrent_steps", "dft", "stft", "fft_lines", "fft_columns", "real_halves",
                "rfft_lines", "irfft_lines", "qr", "qr_tall", "svd", "lstsq",
                "causal_conv_with_state", "linear_attention",
-               "tfidf_vectorizer", "max_pool",
+               "max_pool",
                "max_pool_indices", "average_pool", "lp_pool", "window_max", "window_sum",
                "max_unpool", "resize", "upsample", "grid_sample", "affine_grid", "roi_align",
                "max_roi_pool", "depth_to_space", "space_to_depth", "col2im", "deform_conv",

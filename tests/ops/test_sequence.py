@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from by_onnx import by_onnx
@@ -78,6 +80,32 @@ def test_ngrams(mode: str, lengths: tuple[int, int, int], rng: np.random.Generat
         close(tz.tfidf_vectorizer(x, **attrs), expected)
 
 
+def test_ngrams_of_large_pools(rng: np.random.Generator) -> None:
+    """Numbers of all sizes, counted by hand; lengths of rows share one program."""
+    words = np.unique(np.concatenate([rng.integers(-2**62, 2**62, 300), np.arange(-50, 50),
+                                      np.arange(50) << 31, [2**63 - 1, -2**63]]))
+    pairs = np.unique(rng.choice(words, (700, 2)), axis=0)
+    places = rng.permutation(len(words) + len(pairs))
+    attrs = {"mode": "TF", "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 1,
+             "ngram_counts": (0, len(words)), "ngram_indexes": tuple(places.tolist()),
+             "pool_int64s": (*words.tolist(), *pairs.reshape(-1).tolist())}
+    grams = [*zip(words.tolist()), *map(tuple, pairs.tolist())]
+    column = dict(zip(grams, places, strict=True))
+    for length in (40, 64, 1, 0, 97):
+        x = np.concatenate([rng.choice(words, (5, length)), rng.integers(0, 99, (1, length)),
+                            np.resize(pairs, (1, length))])
+        want = np.zeros((7, len(places)), np.float32)
+        for row, numbers in enumerate(x.tolist()):
+            for gram in (*zip(numbers), *pairwise(numbers), *zip(numbers, numbers[2:])):
+                if gram in column:
+                    want[row, column[gram]] += 1
+        np.testing.assert_array_equal(tz.tfidf_vectorizer(x, **attrs), want)
+    with pytest.raises(ArgumentError, match="twice in its pool"):
+        tz.tfidf_vectorizer(np.zeros((1, 2), np.int64), **{
+            **attrs, "pool_int64s": (*words.tolist()[:-1], words.tolist()[0],
+                                     *pairs.reshape(-1).tolist())})
+
+
 def test_errors() -> None:
     def tensor(*shape: int) -> Value:
         return Value(TensorType(shape, float32))
@@ -99,7 +127,7 @@ def test_errors() -> None:
     with pytest.raises(ShapeError, match="needs a state"):
         tz.linear_attention(q, q, q, tensor(2, 2, 4, 5), q_num_heads=2, kv_num_heads=2,
                             update_rule="linear")
-    with pytest.raises(RankError, match="rows of known length"):
+    with pytest.raises(RankError, match="needs a row or rows"):
         tz.tfidf_vectorizer(tensor(2, 3, 4), mode="TF", min_gram_length=1, max_gram_length=1,
                             max_skip_count=0, ngram_counts=(0,), ngram_indexes=(0,),
                             pool_int64s=(1,))

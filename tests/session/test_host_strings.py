@@ -148,6 +148,33 @@ def test_tfidf_of_strings() -> None:
                   weights=[1.0, 2.0, 0.5, 3.0, 1.5])], {"x": x})
 
 
+NUMBERED = np.array(["the cat, the dog", "", "a  b", "Äpfel und\xa0Birnen!", "a\0the a", "THE\nb\n",
+                     "\U0001f600 a \U0001f600", "#"], object)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("options", [
+    {"separators": [" "]}, {"separators": [""]}, {"tokenexp": "."},
+    {"tokenexp": "[a-zA-Z0-9_]+"}, {"tokenexp": "[a-z]+", "mincharnum": 3},
+    {"tokenexp": "[^ ,]+"}, {"tokenexp": "[^,]+"}, {"tokenexp": r"[a-z]{1,2}"},
+    {"separators": [" "], "mark": 1}, {"tokenexp": "[a-z]+", "pad_value": "the"},
+], ids=str)
+def test_tokens_that_are_counted(options: dict[str, Any], seen: bool) -> None:
+    """Cut all at once, or one by one where somebody sees the tokens, as onnxruntime counts them."""
+    words = ["the", "a", "b", "#", "Ä", "\U0001f600", " ", "cat,", "\x02"]
+    settings = {"mark": 0, "mincharnum": 1, "pad_value": "#", **options}
+    steps = [helper.make_node("Tokenizer", ["x"], ["tokens"], domain=MS, **settings),
+             helper.make_node("Flatten", ["tokens"], ["flat"], axis=1),
+             helper.make_node("TfIdfVectorizer", ["flat"], ["counts"], mode="TF", pool_strings=[
+                 *words, "a", "b", "the", "a"], ngram_counts=[0, len(words)], max_skip_count=0,
+                 min_gram_length=1, max_gram_length=2, ngram_indexes=list(range(len(words) + 2)))]
+    for x in (NUMBERED, NUMBERED[:1], NUMBERED[1:2], NUMBERED[[3, 0]]):
+        model = model_of(steps, {"x": x}, ["counts", "flat"] if seen else ["counts"])
+        theirs, mine = (engine.InferenceSession(model, providers=["CPUExecutionProvider"]).run(
+            None, {"x": x}) for engine in (rt, tz_ort))
+        same(mine, theirs)
+
+
 # ---------------------------------------------------------------- maps
 def test_maps_of_scores(rng: np.random.Generator) -> None:
     x = rng.standard_normal((5, 3)).astype(np.float32)
@@ -217,6 +244,77 @@ def test_one_hot_of_numbers_that_have_to_be_known(dtype: Any) -> None:
     for unknown in (-4, 8, 41):
         with pytest.raises(Exception, match=f"does not know.*{unknown}"):
             session.run(None, {"x": np.array([[7, unknown]], dtype)})
+
+
+def columns_of(*ways: str) -> list[Any]:
+    """Encoders of the columns of x, in tables of their own."""
+    steps = []
+    for i, way in enumerate(ways):
+        steps.append(helper.make_node("Constant", [], [f"at{i}"], value_ints=[i % 2]))
+        if i % 2:
+            steps.append(helper.make_node("ArrayFeatureExtractor", ["x", f"at{i}"], [f"c{i}"],
+                                          domain=ML))
+        else:
+            steps.append(helper.make_node("Gather", ["x", f"at{i}"], [f"c{i}"], axis=1))
+        keys = [["cat", "dog"], ["dog", "x y", "Äpfel"]][i % 2]
+        if way == "hot":
+            steps.append(helper.make_node("OneHotEncoder", [f"c{i}"], [f"h{i}"], domain=ML,
+                                          cats_strings=keys, zeros=1))
+            steps.append(helper.make_node("Flatten", [f"h{i}"], [f"y{i}"], axis=1))
+        elif way == "floats":
+            steps.append(helper.make_node(
+                "LabelEncoder", [f"c{i}"], [f"y{i}"], domain=ML, keys_strings=keys,
+                values_floats=[1.5, -2.5, 7.0][:len(keys)], default_float=0.25))
+        else:
+            steps.append(helper.make_node(
+                "LabelEncoder", [f"c{i}"], [f"l{i}"], domain=ML, keys_strings=keys,
+                values_int64s=[10, 20, 30][:len(keys)]))
+            steps.append(helper.make_node("Cast", [f"l{i}"], [f"y{i}"], to=1))
+    steps.append(helper.make_node("Concat", [f"y{i}" for i in range(len(ways))], ["y"], axis=1))
+    return steps
+
+
+@pytest.mark.parametrize("ways", [("ints",), ("hot",), ("hot", "hot"), ("floats", "hot", "ints"),
+                                  ("ints", "ints", "floats", "hot")], ids="-".join)
+def test_columns_are_encoded(ways: tuple[str, ...]) -> None:
+    compare(columns_of(*ways), {"x": WORDS})
+    compare(columns_of(*ways), {"x": WORDS[:1]})
+    session = tz_ort.InferenceSession(model_of(columns_of(*ways), {"x": WORDS}, ["y"]))
+    (looked_up,) = (n for n in session._session.model.graph.node if n.op_type == "Numbers")
+    assert looked_up.input[0] == "x"  # all strings at once, before anything is moved
+
+
+def test_strings_that_somebody_sees_stay_strings() -> None:
+    steps = columns_of("hot", "ints")
+    for seen in ("c0", "c1"):
+        model = model_of(steps, {"x": WORDS}, ["y", seen])
+        theirs, mine = (engine.InferenceSession(model, providers=["CPUExecutionProvider"]).run(
+            None, {"x": WORDS}) for engine in (rt, tz_ort))
+        same(mine, theirs)
+
+
+def test_strings_that_a_branch_reads_stay_strings() -> None:
+    branches = {name: helper.make_graph(
+        [helper.make_node("Identity", ["c0"], [f"{name}_z"])], name, [],
+        [helper.make_tensor_value_info(f"{name}_z", TensorProto.STRING, None)])
+        for name in ("then_branch", "else_branch")}
+    steps = [*columns_of("hot", "ints"), helper.make_node("If", ["p"], ["z"], **branches)]
+    feeds = {"x": WORDS, "p": np.array(True)}
+    model = model_of(steps, feeds, ["y", "z"])
+    mine = tz_ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
+    same(mine, rt.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds))
+
+
+def test_strings_that_have_to_be_known() -> None:
+    one_hot = [node("OneHotEncoder", ["x"], domain=ML, cats_strings=["dog", "cat"], zeros=0)]
+    known = np.array([["cat"], ["dog"]], object)
+    compare(one_hot, {"x": known})
+    session = tz_ort.InferenceSession(model_of(one_hot, {"x": known}, ["y0"]),
+                                      providers=["CPUExecutionProvider"])
+    for _ in range(2):
+        with pytest.raises(Exception, match="OneHotEncoder does not know"):
+            session.run(None, {"x": np.array([["cat"], ["owl"]], object)})
+        assert session.run(None, {"x": known})[0].shape == (2, 1, 2)
 
 
 # ---------------------------------------------------------------- labels that are strings

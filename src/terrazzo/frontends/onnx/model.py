@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.errors import MissingDependency, ModelError
+from terrazzo.frontends.onnx.string_tables import numbered_strings
 from terrazzo.frontends.onnx.strings import without_strings
 from terrazzo.frontends.onnx.types import STRING, dtype_of
 from terrazzo.frontends.onnx.wire import Cut, DamagedMessage, cut_weights
@@ -120,6 +121,8 @@ def _model(onnx: Any, source: Any, where: str, folder: Path | None) -> Model:
     without_strings(proto.graph)
     weights = dict(_weights(onnx, proto, cut, data, folder, where))
     sort_nodes(proto.graph)
+    numbered_strings(proto.graph, {n for node in proto.graph.node for inner in _subgraphs(node)
+                                   for n in outer_names(inner)})
     check_graph(proto.graph, set(weights), where)
     elsewhere = [np.ascontiguousarray(weights[t.name]).reshape(-1).view(np.uint8)
                  for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]

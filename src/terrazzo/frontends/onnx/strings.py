@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 STRINGS = "terrazzo.strings"
-WORDS, NUMBERS = "Words", "Numbers"
+WORDS, NUMBERS, TOKENS = "Words", "Numbers", "TokenNumbers"
+EACH_KNOWN, REFUSE = "EachKnown", "Refuse"
 _CLASSIFIERS = {
     "LinearClassifier": "classlabels_ints", "SVMClassifier": "classlabels_ints",
     "TreeEnsembleClassifier": "classlabels_int64s",
@@ -52,7 +53,7 @@ def _with_words(node: Any, words: Any, taken: set[str]) -> list[Any]:
     inner = _without(node, words)
     inner.attribute.append(helper.make_attribute(
         _CLASSIFIERS[node.op_type], list(range(len(words.strings)))))
-    label = _fresh(f"{node.output[0]}_number", taken)
+    label = fresh_name(f"{node.output[0]}_number", taken)
     looked_up = helper.make_node(WORDS, [label], [node.output[0]], name=node.name, domain=STRINGS,
                                  words=list(words.strings))
     inner.output[0] = label
@@ -66,7 +67,7 @@ def _of_numbers(node: Any, words: Any, taken: set[str]) -> list[Any]:
     place = {word: number for number, word in enumerate(known)}
     inner = _without(node, words)
     inner.attribute.append(helper.make_attribute("pool_int64s", [place[w] for w in words.strings]))
-    numbers = _fresh(f"{node.input[0]}_numbers", taken)
+    numbers = fresh_name(f"{node.input[0]}_numbers", taken)
     looked_up = helper.make_node(NUMBERS, [node.input[0]], [numbers], name=node.name,
                                  domain=STRINGS, words=known)
     inner.input[0] = numbers
@@ -83,7 +84,8 @@ def _without(node: Any, attribute: Any) -> Any:
     return inner
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def fresh_name(name: str, taken: set[str]) -> str:
+    """A name like this one that is not taken, and is from now on."""
     while name in taken:
         name += "_"
     taken.add(name)

@@ -10,6 +10,7 @@ import numpy as np
 from terrazzo.dtypes import DType, float32, float64, int64
 from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import Call, Result, converts
+from terrazzo.frontends.onnx.strings import EACH_KNOWN, STRINGS
 from terrazzo.graph.ir import Value
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.activation import clip
@@ -18,7 +19,7 @@ from terrazzo.ops.contract import matmul
 from terrazzo.ops.coupling import pairwise_coupling
 from terrazzo.ops.indexing import take
 from terrazzo.ops.norm import softmax
-from terrazzo.ops.reduce import argmax, max_, sum_
+from terrazzo.ops.reduce import all_, any_, argmax, max_, sum_
 from terrazzo.ops.shape import concat, expand_dims, reshape, span
 
 ML = "ai.onnx.ml"
@@ -156,6 +157,12 @@ def one_hot_encoder(call: Call) -> Result:
     x = call.value(0)
     known = literal(np.array(classes, np.int64))
     return astype(e.equal(expand_dims(astype(x, dtype=int64), axis=x.ndim), known), dtype=float32)
+
+
+@converts(EACH_KNOWN, domain=STRINGS)
+def each_known(call: Call) -> Result:
+    """Whether every row of an encoder's result has a one."""
+    return all_(any_(e.greater(call.value(0), 0.5), axis=-1))
 
 
 @converts("LabelEncoder", domain=ML, since=2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from terrazzo.frontends.onnx.registry import Call, Result, converts
 from terrazzo.ops.linear_attention import linear_attention
-from terrazzo.ops.sequence import causal_conv_with_state, tfidf_vectorizer
+from terrazzo.ops.ngrams import tfidf_vectorizer
+from terrazzo.ops.sequence import causal_conv_with_state
 
 
 @converts("CausalConvWithState")

@@ -79,11 +79,12 @@ class Position:
 
 @dataclass(frozen=True, eq=False)
 class Visit:
-    """A part that a run went through, and what its compiled code was given."""
+    """A part that a run went through, what its compiled code was given, and what it made."""
 
     position: Position
     part: Part
     arrays: Sequence[Any]
+    other: frozenset[str]  # results of the host that are strings, sequences or maps
 
 
 def position_of(nodes: Sequence[Numbered], wanted: Iterable[str], forms: Forms,
@@ -157,7 +158,9 @@ class Block:
                         if step.makes:
                             fresh.add(name)
             if trail is not None:
-                trail.append(Visit(position, part, arrays))
+                trail.append(Visit(position, part, arrays, frozenset(
+                    n for _, step in part.host for n in step.outputs
+                    if n and _layout(values[n]) is None and values[n] is not None)))
             position = part.rest
 
     # ------------------------------------------------------------ planning

@@ -21,7 +21,7 @@ from terrazzo.frontends.onnx.functions import (
 from terrazzo.frontends.onnx.importer import MISFITS
 from terrazzo.frontends.onnx.model import node_text, outer_names, tensor_array
 from terrazzo.frontends.onnx.registry import attribute_value
-from terrazzo.frontends.onnx.session import host_microsoft, host_ml, host_strings
+from terrazzo.frontends.onnx.session import host_microsoft, host_ml, host_strings, host_tokens
 from terrazzo.frontends.onnx.session.host_ops import HOST_OPS, MAKERS, STEADY, NodeAttributes
 from terrazzo.frontends.onnx.session.reference import ReferenceNode
 from terrazzo.graph.ir import TensorType
@@ -29,7 +29,7 @@ from terrazzo.graph.ir import TensorType
 if TYPE_CHECKING:
     from terrazzo.frontends.onnx.session.block import Block
 
-assert host_ml and host_microsoft and host_strings  # importing them registers what they run
+assert host_ml and host_microsoft and host_strings and host_tokens  # they register what they run
 Env = Mapping[str, Any]
 
 

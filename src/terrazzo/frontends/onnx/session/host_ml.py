@@ -190,4 +190,4 @@ def _places(listed: tuple[np.ndarray, np.ndarray], items: np.ndarray) -> np.ndar
 @host_op("ArrayFeatureExtractor", domain=ML)
 def _array_feature_extractor(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])
-    return [np.take(x.reshape(1, -1) if x.ndim == 1 else x, np.reshape(inputs[1], -1), axis=-1)]
+    return [(x.reshape(1, -1) if x.ndim == 1 else x).take(inputs[1].reshape(-1), -1)]

@@ -296,11 +296,17 @@ def _string_normalizer(attrs: Attrs, version: int, inputs: Sequence[Any]) -> lis
     x = np.asarray(inputs[0], object)
     if x.ndim not in (1, 2) or x.shape[:-1] not in ((), (1,)):
         raise ModelError(f"StringNormalizer takes strings of shape [C] or [1, C], not {x.shape}")
-    compared: Callable[[str], str] = str if attrs.get("is_case_sensitive", 0) else str.lower
-    stopped = once(attrs, "stopped", lambda: {compared(w) for w in attrs.get("stopwords", ())})
-    case = _CASES[attrs.get("case_change_action", "NONE")]
+    case, compared, stopped = once(attrs, "rules", lambda: _normalizing(attrs))
     texts = x.reshape(-1).tolist()
     if stopped:
         texts = [text for text in texts if compared(text) not in stopped]
     kept = list(map(case, texts)) or [""]
-    return [np.array(kept, object).reshape(*x.shape[:-1], -1)]
+    made = np.array(kept, object)
+    return [made if x.ndim == 1 else made.reshape(1, -1)]
+
+
+def _normalizing(attrs: Attrs) -> tuple[Callable[[str], str], Callable[[str], str], set[str]]:
+    """What becomes of a string, how it is compared with those that are dropped, and those."""
+    compared: Callable[[str], str] = str if attrs.get("is_case_sensitive", 0) else str.lower
+    return _CASES[attrs.get("case_change_action", "NONE")], compared, {
+        compared(w) for w in attrs.get("stopwords", ())}

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 
 from terrazzo.errors import ModelError
 from terrazzo.frontends.onnx.session.host_ops import Attrs, given, host_op, once
-from terrazzo.frontends.onnx.strings import NUMBERS, STRINGS, WORDS
+from terrazzo.frontends.onnx.strings import NUMBERS, REFUSE, STRINGS, WORDS
 from terrazzo.frontends.onnx.types import STRING, dtype_of
 
 _FLOAT = re.compile(r"\s*([+-]?(?:inf(?:inity)?|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))",
@@ -78,8 +77,8 @@ def _axes(attrs: Attrs, inputs: Sequence[Any], i: int = 1) -> list[int] | None:
 
 
 def _reshape(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
-    shape = [int(n) for n in (attrs["shape"] if len(inputs) < 2 else inputs[1])]
-    if not attrs.get("allowzero", 0):
+    shape = attrs["shape"] if len(inputs) < 2 else inputs[1].tolist()
+    if 0 in shape and not attrs.get("allowzero", 0):
         shape = [x.shape[i] if n == 0 else n for i, n in enumerate(shape)]
     return x.reshape(shape)
 
@@ -145,7 +144,7 @@ _MOVERS: Mapping[str, Mover] = {
     "Slice": _slice, "GatherElements": _gather_elements, "GatherND": _gather_nd,
     "ScatterElements": _scattered, "Scatter": _scattered, "ScatterND": _scattered_nd,
     "Transpose": lambda x, attrs, inputs: np.transpose(x, attrs.get("perm")),
-    "Gather": lambda x, attrs, inputs: np.take(x, inputs[1], axis=attrs.get("axis", 0)),
+    "Gather": lambda x, attrs, inputs: x.take(inputs[1], attrs.get("axis", 0)),
     "Concat": lambda x, attrs, inputs: np.concatenate(inputs, axis=attrs.get("axis", 1)),
     "Expand": lambda x, attrs, inputs: np.broadcast_to(x, np.broadcast_shapes(
         x.shape, tuple(int(n) for n in inputs[1]))).copy(),
@@ -186,61 +185,36 @@ def _words(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [np.asarray(words[inputs[0]], object)]
 
 
+class Numbers(dict[str, Any]):
+    """The numbers of words, and one for all others."""
+
+    def __init__(self, attrs: Attrs):
+        words = attrs["words"]
+        values = attrs.get("numbers") or range(len(words))
+        super().__init__(zip(reversed(words), reversed(values), strict=True))
+        self.other = attrs.get("other", -1)
+        self.dtype = np.float32 if isinstance(self.other, float) else np.int64
+
+    def __missing__(self, word: Any) -> Any:
+        return self.other
+
+    def of(self, words: Sequence[str]) -> np.ndarray:
+        """Those of a list of words."""
+        return np.fromiter(map(self.__getitem__, words), self.dtype, len(words))
+
+
 @host_op(NUMBERS, domain=STRINGS, makes=True, steady=True)
 def _numbers(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    """The number that stands for a string, and -1 where there is none."""
+    """The number that stands for a string, and another one where there is none."""
     x = np.asarray(inputs[0], object)
-    table = once(attrs, "table", lambda: {
-        word: number for number, word in reversed(list(enumerate(attrs["words"])))})
-    return [np.array(list(map(table.get, x.reshape(-1).tolist(), repeat(-1))), np.int64).reshape(
+    return [once(attrs, "numbers", lambda: Numbers(attrs)).of(x.reshape(-1).tolist()).reshape(
         x.shape)]
 
 
-# ---------------------------------------------------------------- tokens
-@host_op("Tokenizer", domain="com.microsoft", makes=True)
-def _tokenizer(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    """Texts cut into tokens, a row each, filled up to the longest."""
-    x = np.asarray(inputs[0], object)
-    cut = once(attrs, "cut", lambda: _tokens(attrs))
-    rows: list[list[str]] = list(map(cut, x.reshape(-1).tolist()))
-    if attrs.get("mark", 0):
-        rows = [["\x02", *row, "\x03"] for row in rows]
-    longest = max(map(len, rows), default=0)
-    padding = [attrs["pad_value"]] * longest
-    filled = list(chain.from_iterable(chain(row, padding[len(row):]) for row in rows))
-    return [strings(filled, (*x.shape, longest))]
-
-
-def _tokens(attrs: Attrs) -> Callable[[str], list[str]]:
-    """How a text is cut into tokens."""
-    separators, expression = attrs.get("separators"), attrs.get("tokenexp")
-    least = max(attrs.get("mincharnum", 1), 1)
-    if (separators is None) == (expression is None):
-        raise ModelError("Tokenizer needs either separators or a tokenexp")
-    if expression is None and list(separators or ()) == [""]:
-        return list
-    if expression is None:
-        patterns = [re.compile(s) for s in separators or ()]
-        return lambda text: _cut(text, patterns, least)
-    pattern = re.compile(expression)
-    if pattern.groups:
-        return lambda text: [t for m in pattern.finditer(text) if len(t := m[0]) >= least]
-    if least == 1:
-        return lambda text: list(filter(None, pattern.findall(text)))
-    return lambda text: [t for t in pattern.findall(text) if len(t) >= least]
-
-
-def _cut(text: str, separators: Sequence[re.Pattern[str]], least: int) -> list[str]:
-    """A text cut by one separator after the other; what is too short is dropped."""
-    pieces = [text]
-    for separator in separators:
-        cut: list[str] = []
-        for piece in pieces:
-            at = 0
-            for match in separator.finditer(piece):
-                if match.end() > match.start():
-                    cut.append(piece[at:match.start()])
-                    at = match.end()
-            cut.append(piece[at:])
-        pieces = cut
-    return [p for p in pieces if len(p) >= max(least, 1)]
+@host_op(REFUSE, domain=STRINGS, steady=True)
+def _refuse(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    """An error, unless all that was encoded is known."""
+    if not inputs[0]:
+        raise ModelError("OneHotEncoder does not know all of "
+                         f"{np.unique(inputs[1]).tolist()[:10]}, where -1 stands for strings")
+    return []
