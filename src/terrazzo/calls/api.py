@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from terrazzo import into
 from terrazzo.base.nests import pack
-from terrazzo.calls import captures
+from terrazzo.calls import captures, into
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,

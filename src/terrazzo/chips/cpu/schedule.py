@@ -26,6 +26,7 @@ from terrazzo.dtypes import DType
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.direction import reductions, unit_stride_axis
 from terrazzo.expr.ir import Program, Tensor, fresh_axis
+from terrazzo.expr.quotients import multiply_by_reciprocals
 from terrazzo.expr.schedule import Schedule, Streaming
 from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars, minimum
 from terrazzo.loop import ir as loop_ir
@@ -55,6 +56,8 @@ def schedule(program: Program, chip: ChipSpec, revisits: Sequence[bool] = ()
 
 
 def _scheduled(program: Program, chip: ChipSpec) -> tuple[Program, Schedule]:
+    if chip.has("fma") or chip.has("neon"):
+        program = multiply_by_reciprocals(program)
     if program.kind == "pointwise":
         program = collapse(program)
         return program, _streaming(program, _pointwise(program), chip)
