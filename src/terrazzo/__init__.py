@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from terrazzo.public import *  # noqa: F403
 
 
+_MODULES = ("errors", "ort", "te")  # which are there to be used: tz.te, tz.errors.ShapeError
+
+
 def _load() -> dict[str, Any]:
     """The public names, which are those of this module from now on; none while they load."""
     names: dict[str, Any] = vars(import_module("terrazzo.public")).get("NAMES", {})
@@ -36,4 +39,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*_load(), *globals()})
+    """The public names and modules, loaded or not, without what else this file is made of."""
+    return sorted({*_load(), *_MODULES, "__doc__", "__version__", "knobs"})

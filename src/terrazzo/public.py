@@ -28,6 +28,7 @@ from terrazzo.dtypes import (
 )
 from terrazzo.graph.autodiff import grad, jvp, value_and_grad, vjp
 from terrazzo.graph.batching import vmap
+from terrazzo.graph.described import Array
 from terrazzo.graph.ir import OPERATORS
 from terrazzo.runtime.profile import profile
 

@@ -15,7 +15,8 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("page", ["how-it-works.md", "operators.md", "knobs.md"])
+@pytest.mark.parametrize("page", ["how-it-works.md", "operators.md", "knobs.md",
+                                  "../src/terrazzo/__init__.pyi"])
 def test_page_is_up_to_date(page):
     module = generator()
     fresh, stored = module.PAGES[page](), (DOCS / page).read_text()

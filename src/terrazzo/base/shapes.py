@@ -14,12 +14,23 @@ Shape: TypeAlias = tuple[Index, ...]
 
 
 def dim(name: str) -> Var:
-    """A symbolic dimension; zero is a possible size, so that empty tensors are covered."""
+    """A symbolic dimension; zero is a possible size, so that empty tensors are covered.
+
+    >>> import terrazzo as tz
+    >>> tz.dim("n") + 1
+    n + 1
+    """
     return Var(name)
 
 
 def dims(names: str) -> tuple[Var, ...]:
-    """Several symbolic dimensions at once: `n, m = dims("n m")`."""
+    """Several symbolic dimensions at once.
+
+    >>> import terrazzo as tz
+    >>> n, m = tz.dims("n m")
+    >>> n * m + 1
+    m*n + 1
+    """
     return tuple(map(dim, names.replace(",", " ").split()))
 
 

@@ -44,6 +44,8 @@ from terrazzo.runtime.layout import strides_of
 
 if TYPE_CHECKING:
     from terrazzo.runtime.executable import Executable
+    from terrazzo.tools.benchmark import BenchReport
+    from terrazzo.tools.verify.report import Report
 
 _lock = threading.RLock()
 MOST_ENTRIES = 4096  # of one function: sizes may vary without end, and entries are quick to make
@@ -738,26 +740,70 @@ def _op(function: Callable[..., Any], name: str, grad: Callable[..., Any] | None
 HOOKS.update(op=_op, call=_call, lower=_lower, compile=_compile, verify=_verify, bench=_bench)
 
 
-def verify(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Check every level of a function against the one above; see terrazzo.tools.verify."""
+def verify(function: Callable[..., Any], *args: Any, levels: Sequence[str] | None = None,
+           dtypes: Sequence[Any] | None = None, kinds: Sequence[str] | None = None, seed: int = 0,
+           **attrs: Any) -> Report:
+    """Check every level of a function or operator against the one above, and its gradient.
+
+    Arguments are examples: their shapes are taken over, and floats are drawn anew for every kind
+    of input. Without any, shapes are found by trying. `attrs` go to the function. Raises
+    VerifyError, which names the level, the operator and the element that is wrong.
+
+    levels  of graph, expr, loop, code and gradient; all by default
+    dtypes  such as ["float32"]; all that the function takes by default
+    kinds   of random, special, extreme, one, odd, empty, strided, symbolic; all by default
+    seed    of the random inputs
+
+    >>> import terrazzo as tz
+    >>> print(tz.verify(tz.relu, dtypes=["float32"], levels=["expr"], kinds=["odd"]).name)
+    relu
+    """
     from terrazzo.tools.verify import verifier
 
-    return verifier.verify(function, *args, **kwargs)
+    chosen = verifier.KINDS if kinds is None else kinds
+    return verifier.verify(function, *args, levels=levels, dtypes=dtypes, kinds=chosen, seed=seed,
+                           **attrs)
 
 
-def bench(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Time a function beside numpy and torch; see terrazzo.tools.benchmark."""
+def bench(function: Callable[..., Any], *args: Any, rounds: int | None = None, torch: bool = True,
+          **attrs: Any) -> BenchReport:
+    """Time a function or operator on some arguments beside numpy and torch, and the roofline.
+
+    rounds  how often each is timed, in turns
+    torch   whether torch is timed too, if it is installed
+
+    `attrs` go to the function. What it answers prints as a table, and shows as one in notebooks.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> report = tz.bench(tz.relu, np.ones((8, 8), np.float32), rounds=1, torch=False)
+    >>> report.name, report.lines[0].name
+    ('relu', 'terrazzo')
+    """
     from terrazzo.tools import benchmark
 
-    return benchmark.bench(function, *args, **kwargs)
+    return benchmark.bench(function, *args, rounds=rounds or benchmark.ROUNDS, torch=torch,
+                           **attrs)
 
 
 def op(function: Callable[..., Any] | None = None, *, name: str | None = None,
        grad: Callable[..., Any] | None = None, domain: str = "") -> Any:
     """Make a function of tensors an operator: compiled, differentiable, like the built-in ones.
 
-    Parameters before `*` are tensors, those after it are attributes. With a `domain`, ONNX models
-    may use it too, as a node of that domain with the operator's name.
+    Parameters before `*` are tensors, those after it are attributes, which are a part of the
+    program. As a decorator it is `@tz.op` or `@tz.op(name=..., grad=...)`.
+
+    name    what graphs and messages call it; that of the function by default
+    grad    its own gradient rule, `rule(node, *cotangents)`, which answers with a list of one
+            gradient for each tensor: docs/language.md
+    domain  ONNX models may use it too, as a node of this domain with the operator's name
+
+    >>> import numpy as np, terrazzo as tz
+    >>> @tz.op
+    ... def scaled(x, weight, *, power=2):
+    ...     "x times a power of weight"
+    ...     return x * weight ** power
+    >>> scaled(np.array([1.0, 2.0]), 3.0, power=1)
+    array([3., 6.])
     """
     if function is None:
         return functools.partial(op, name=name, grad=grad, domain=domain)
@@ -770,19 +816,43 @@ def op(function: Callable[..., Any] | None = None, *, name: str | None = None,
 
 
 def jit(function: Callable[..., Any]) -> Compiled:
-    """Compile a function of tensors (or of nests of tensors) without making it an operator."""
+    """Compile a function of tensors (or of nests of tensors) without making it an operator.
+
+    Arrays, tensors and floats among its arguments, in any nest, are computed with; all else is a
+    part of the program.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> @tz.jit
+    ... def step(state, x):
+    ...     return {"mean": 0.9 * state["mean"] + 0.1 * x}
+    >>> step({"mean": np.array([0.0])}, np.array([1.0]))
+    {'mean': array([0.1])}
+    """
     return Compiled(function, name_of(function).strip("<>") or "function")
 
 
 def load(path: str | os.PathLike[str]) -> Executable:
-    """An executable from the file that `Executable.save` wrote."""
+    """An executable from the file that `Executable.save` wrote.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> x = np.array([-1.0, 2.0])
+    >>> tz.relu.compile(x).save("relu.tzx")
+    >>> tz.load("relu.tzx")(x)
+    array([0., 2.])
+    """
     from terrazzo.runtime.executable import Executable
 
     return Executable.load(path)
 
 
 def compile(model: Any) -> Executable:
-    """An ONNX model (a path, bytes or a ModelProto) as one executable, which can be saved."""
+    """An ONNX model (a path, bytes or a ModelProto) as one executable, which can be saved.
+
+    What has to run in parts is refused; `terrazzo.ort.InferenceSession` runs every model.
+
+        tz.compile("model.onnx").save("model.tzx")
+        tz.load("model.tzx")(x)
+    """
     from terrazzo.frontends.onnx.session import Session
 
     session = Session(model, reference=False)

@@ -7,7 +7,9 @@ nodes, so it can be differentiated again, rewritten, fused and compiled like any
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -414,8 +416,21 @@ def function_name(function: Function) -> str:
     return str(getattr(function, "name", "") or getattr(function, "__name__", "function"))
 
 
+_DERIVED = {"grad": "The gradient of {} by some of its arguments.",
+            "value_and_grad": "The value and the gradient of {}.",
+            "vjp": "{} pulled back: takes the cotangents of its result after its own arguments.",
+            "jvp": "(arguments, tangents) to the value of {} and how it changes.",
+            "vmap": "{} for all rows of a batch at once."}
+
+
 def labelled(derived: Function, transform: str, function: Function) -> Function:
-    derived.__name__ = derived.__qualname__ = f"{transform}_{function_name(function)}"
+    """A function that was made of another, with a name and a signature that tell so."""
+    name = function_name(function)
+    derived.__name__ = derived.__qualname__ = f"{transform}_{name}"
+    derived.__doc__ = _DERIVED[transform].format(name)
+    if transform in ("grad", "value_and_grad", "vmap"):  # called as the function itself is
+        with contextlib.suppress(TypeError, ValueError):
+            derived.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return derived
 
 
@@ -472,7 +487,12 @@ def dispatch(traced: Function) -> Function:
 def grad(function: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Function:
     """The function that computes the gradient of a scalar function by its arguments `argnums`.
 
+    Arguments may be nests of tensors; the gradient is nested alike, a tuple where `argnums` is one.
     With `has_aux` the function returns (scalar, more), and the answer is (gradient, more).
+
+    >>> import numpy as np, terrazzo as tz
+    >>> tz.grad(lambda x, y: tz.sum(x * y ** 2), argnums=1)(np.array([1.0, 2.0]), np.array(3.0))
+    array(18.)
     """
     return dispatch(grad_function(function, argnums, has_aux=has_aux))
 
@@ -482,6 +502,11 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0,
     """Like `grad`, but answers the pair (value, gradient), which share their work.
 
     With `has_aux` the function returns (scalar, more): the answer is ((scalar, more), gradient).
+
+    >>> import numpy as np, terrazzo as tz
+    >>> value, gradient = tz.value_and_grad(lambda x: tz.sum(x * x))(np.array([1.0, 2.0]))
+    >>> float(value), gradient.tolist()
+    (5.0, [2.0, 4.0])
     """
     return dispatch(grad_function(function, argnums, has_value=True, has_aux=has_aux))
 
@@ -490,18 +515,28 @@ def vjp(function: Function, argnums: int | Sequence[int] = 0) -> Function:
     """The function that takes one more argument, the weights of the results, and pulls them back.
 
     `vjp(f)(x, v)` is v^T J for the Jacobian J of f at x: the gradient of sum(f(x) * v).
+
+    >>> import numpy as np, terrazzo as tz
+    >>> tz.vjp(lambda x: x * x)(np.array([1.0, 2.0]), np.array([1.0, 10.0]))
+    array([ 2., 40.])
     """
     return dispatch(vjp_function(function, argnums))
 
 
-def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """The value of a function and how it changes when its arguments change along `tangents`.
 
     `jvp(f, (x,), (t,))` is (f(x), J t) for the Jacobian J of f at x: forward-mode differentiation.
     A tangent of None says that an argument does not change. What was compiled for the functions
     that were used last is kept.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> value, change = tz.jvp(lambda x: x * x, (np.array([1.0, 2.0]),), (np.array([1.0, 0.5]),))
+    >>> value.tolist(), change.tolist()
+    ([1.0, 4.0], [2.0, 2.0])
     """
-    return _pushforward(function)(tuple(primals), tuple(tangents))
+    value, change = _pushforward(function)(tuple(primals), tuple(tangents))
+    return value, change
 
 
 @functools.lru_cache(maxsize=64)

@@ -49,7 +49,7 @@ class BoundOperator:
     owner: Any
 
     def __post_init__(self) -> None:
-        shown = list(self.defined.signature.parameters.values())[1:]
+        shown = list(inspect.signature(self.defined).parameters.values())[1:]
         self.__dict__.update(__signature__=inspect.Signature(shown), __name__=self.defined.name,
                              __doc__=self.defined.doc)
 

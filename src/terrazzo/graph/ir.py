@@ -31,6 +31,7 @@ from terrazzo.errors import (
     is_ours,
     user_location,
 )
+from terrazzo.graph import described
 from terrazzo.graph.bound import BoundOperator, found_at, is_method, of_object, reference
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import call_questions, ordinary
@@ -53,10 +54,22 @@ ALIASES = {"dim": "axis", "keepdim": "keepdims"}
 TENSOR_KEYWORDS = "**"  # the attribute that names the inputs which came as **keywords
 
 
+class _Shown:
+    """An attribute that is made when asked for, of objects alone: the class has its own."""
+
+    def __init__(self, make: Callable[[Operator], Any], of_class: Any):
+        self.make, self.of_class = make, of_class
+
+    def __get__(self, op: Operator | None, kind: type | None = None) -> Any:
+        return self.of_class if op is None else self.make(op)
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
     """What an operator means. Calling it traces a node, or runs it when given arrays."""
 
+    __signature__ = _Shown(lambda op: described.signature(op), None)
+    __doc__ = _Shown(lambda op: described.documentation(op), __doc__)
     name: str
     signature: inspect.Signature
     infer: Callable[..., Any] | None = None  # (types..., **attrs) -> TensorType or a tuple of them
@@ -74,9 +87,12 @@ class Operator:
     starts_from_first: bool = False  # with loops: of an operand full of one number that is enough
     effects: Mapping[str, Any] = field(default_factory=dict)
 
+    written: Callable[..., Any] | None = None  # the function that defines it
+
     def __post_init__(self) -> None:
         # What inspect, help() and notebooks show of a function.
-        self.__dict__.update(__signature__=self.signature, __name__=self.name, __doc__=self.doc)
+        module = "terrazzo" if self.family != "user" else getattr(self.written, "__module__", None)
+        self.__dict__.update(__name__=self.name, __qualname__=self.name, __module__=module)
 
     @cached_property
     def tensor_params(self) -> list[inspect.Parameter]:
@@ -171,21 +187,31 @@ class Operator:
         tensors, attrs = self.bind(args, kwargs)
         return apply(self, tensors, attrs)
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
-        """One level of this operator's compilation as text: `op.lower(x, "loop")`."""
-        return HOOKS["lower"](self, args, kwargs)
+    def lower(self, /, *tensors_and_level: Any, target: str = "cpu", **attrs: Any) -> str:
+        """One level of this operator's compilation as text, the level being the last argument.
 
-    def verify(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Check every level against the one above, and the gradient; raises VerifyError."""
-        return HOOKS["verify"](self, args, kwargs)
+        >>> import numpy as np, terrazzo as tz
+        >>> print(tz.relu.lower(np.ones(4, np.float32), "graph"))
+        graph relu(x0: f32[4]):
+            %1: f32[4] = relu(x0)
+            return %1
 
-    def bench(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Time this operator beside numpy and torch, and against the machine's roofline."""
-        return HOOKS["bench"](self, args, kwargs)
+        Levels of the target "cpu" are graph, canonical, expr, schedule, loop, llvm and asm; of the
+        target "triton", triton.
+        """
+        return HOOKS["lower"](self, tensors_and_level, {"target": target, **attrs})
 
-    def compile(self, /, *args: Any, **kwargs: Any) -> Any:
+    def verify(self, /, *tensors: Any, **options: Any) -> Any:
+        """`tz.verify(this, ...)`: every level against the one above, and the gradient."""
+        return HOOKS["verify"](self, tensors, options)
+
+    def bench(self, /, *tensors: Any, **options: Any) -> Any:
+        """`tz.bench(this, ...)`: the time of a call beside numpy and torch."""
+        return HOOKS["bench"](self, tensors, options)
+
+    def compile(self, /, *tensors: Any, **attrs: Any) -> Any:
         """The executable for arguments like these, which can be saved."""
-        return HOOKS["compile"](self, args, kwargs)
+        return HOOKS["compile"](self, tensors, attrs)
 
     # ------------------------------------------------------------ as a Python object
     @cached_property

@@ -202,7 +202,18 @@ def tensordot(x: Any, y: Any, *, axes: Pairs = 2) -> Any:
 
 # ---------------------------------------------------------------- einsum
 def einsum(equation: str, *operands: Any) -> Any:
-    """Einstein's summation, `einsum("bij,bjk->bik", x, y)`: the operator takes the text last."""
+    """sums of products named by letters, one an axis; those missing on the right are summed over
+
+    `...` stands for any axes, which broadcast. Without an arrow, letters that occur once are kept,
+    in the order of the alphabet. A letter that one operand has twice takes a diagonal.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> x, y = np.ones((2, 3)), np.ones((4, 3))
+    >>> tz.einsum("ij,kj->ik", x, y).shape
+    (2, 4)
+    >>> float(tz.einsum("ij,ij->", x, x))
+    6.0
+    """
     return einsum_operator(*operands, equation=equation)
 
 

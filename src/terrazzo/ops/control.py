@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from terrazzo.graph.trace import trace
 from terrazzo.index import Index
 from terrazzo.index.guards import all_equal, granted
 from terrazzo.ops.indexing import FrontedOperator, fronted
+
+State = TypeVar("State")
+Result = TypeVar("Result")
 
 
 # ---------------------------------------------------------------- nested arguments
@@ -184,11 +187,16 @@ def _cond_grad(node: Node, *gs: Value | None) -> list[Value | None]:
     return [None, *_spread(found, flags)]
 
 
-def _cond_front(pred: Any, then_fn: Callable[..., Any], else_fn: Callable[..., Any],
-                *operands: Any) -> Any:
+def _cond_front(pred: Any, then_fn: Callable[..., Result], else_fn: Callable[..., Result],
+                *operands: Any) -> Result:
     """then_fn(*operands) if pred else else_fn(*operands), of which only one runs
 
     The functions may mention values around them. Both must give results of the same types.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> halved = tz.jit(lambda x: tz.cond(tz.sum(x) > 1, lambda a: a / 2, lambda a: a, x))
+    >>> halved(np.array([3.0, 1.0]))
+    array([1.5, 0.5])
     """
     leaves: list[Any] = []
     structure = flatten(operands, leaves)
@@ -243,10 +251,17 @@ def _while_grad(node: Node, *gs: Value | None) -> list[Value | None]:
         "known", where=node.where or None, hint="use tz.scan with a known length instead")
 
 
-def _while_front(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], init: Any) -> Any:
+def _while_front(cond_fn: Callable[[State], Any], body_fn: Callable[[State], State],
+                 init: State) -> State:
     """state = body_fn(state) from init as long as cond_fn(state) holds
 
-    The state may be nested tuples, lists and dicts; the body must keep its types.
+    The state may be nested tuples, lists and dicts; the body must keep its types. It has no
+    gradient; `scan` has.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> turns, x = tz.while_loop(lambda s: s[1] < 100, lambda s: (s[0] + 1, 3 * s[1]), (0, 1.0))
+    >>> int(turns), float(x)
+    (5, 243.0)
     """
     leaves: list[Any] = []
     structure = flatten((init,), leaves)
@@ -309,12 +324,17 @@ def _scan_grad(node: Node, *gs: Value | None) -> list[Value | None]:
     return scan_gradient(node, gs)
 
 
-def _scan_front(fn: Callable[..., Any], init: Any, xs: Any = None, *, length: Any = None,
-                reverse: bool = False) -> Any:
+def _scan_front(fn: Callable[[State, Any], tuple[State, Result]], init: State, xs: Any = None, *,
+                length: Any = None, reverse: bool = False) -> tuple[State, Result]:
     """carry, y = fn(carry, x) for every row x of xs: the last carry, and all y stacked
 
-    Carry, rows and results may be nested tuples, lists and dicts. Without xs, `length` says how
-    many steps; `reverse` starts at the last row.
+    Carry, rows and results may be nested tuples, lists and dicts; the carry keeps its types.
+    Without xs, `length` says how many steps, and x is None; `reverse` starts at the last row.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> last, all_of_them = tz.scan(lambda h, x: (h / 2 + x, h), 0.0, np.float32([1, 2, 3]))
+    >>> float(last), all_of_them.tolist()
+    (4.25, [0.0, 1.0, 2.5])
     """
     leaves: list[Any] = []
     structure = flatten((init,), leaves)

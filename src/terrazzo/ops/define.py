@@ -66,7 +66,7 @@ def operator(function: Callable[..., Any] | None = None, *, family: str = "",
             name or name_of(body), signature, body=_by_keyword(body) if keywords else body,
             grad=grad, reference=reference, family=family, doc=doc_of(body), keep_whole=keep_whole,
             kind="attention" if keep_whole else "pointwise", differentiable=differentiable,
-            unify=unify))
+            unify=unify, written=body))
 
     return make if function is None else make(function)
 
@@ -93,7 +93,7 @@ def primitive(*, family: str, infer: Callable[..., Any], reference: Callable[...
             reference=reference, grad=grad,
             kind="opaque" if loops else "host" if host else kind, family=family,
             doc=inspect.getdoc(rule) or "", unify=unify, differentiable=differentiable,
-            starts_from_first=starts_from_first))
+            starts_from_first=starts_from_first, written=rule))
 
     return make
 

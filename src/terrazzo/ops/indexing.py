@@ -79,6 +79,7 @@ class FrontedOperator(Operator):
     `front` sorts such arguments into tensors and plain data and then calls `Operator.__call__`.
     """
 
+    __doc__ = Operator.__dict__["__doc__"]  # that of each object
     front: Callable[..., Any] | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

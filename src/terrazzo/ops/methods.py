@@ -33,6 +33,8 @@ def _forward(name: str, swap: bool = False) -> Callable[..., Any]:
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = OPERATORS[name].doc
+    if not swap:
+        method.__wrapped__ = OPERATORS[name]  # type: ignore[attr-defined]  # for its signature
     return method
 
 
