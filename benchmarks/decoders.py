@@ -5,9 +5,9 @@
 
 Models of `transformers` with random weights are exported by both of torch's exporters, with all of
 batch, new and past places open. Decoders of T5, BART and Whisper get the keys and values of their
-encoder as inputs, as in the second and later steps of a generation. A prompt of 16 tokens, then one token after the other, each engine
-fed with its own cache; the two take turns within each token, and results are compared. `--write`
-puts the table into docs/onnx.md between its markers.
+encoder as inputs, as in the second and later steps of a generation. A prompt of 16 tokens, then one
+token after the other, each engine fed with its own cache; the two take turns within each token, and
+results are compared. `--write` puts the table into docs/onnx.md between its markers.
 """
 
 from __future__ import annotations
