@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from terrazzo.base.scalar import Load, Scalar, loads
 from terrazzo.index import free_vars
-from terrazzo.loop.ir import Block, Buffer, For, Function, Stmt, Store, Tile, walk
+from terrazzo.loop.ir import Alloc, Block, Buffer, For, Function, Let, Stmt, Store, Tile, walk
 from terrazzo.loop.window_tile import replaced
 
 
@@ -26,7 +26,10 @@ def may_overwrite(function: Function, result: Buffer, source: Buffer) -> bool:
 
 def _tiles_allow(statements: list[Stmt], result: Buffer, source: Buffer) -> bool:
     """Tiles that read an operand where they store, and nothing else that touches it."""
-    if not all(isinstance(s, (Tile, Store, For, Block)) for s in statements):
+    if not all(isinstance(s, (Tile, Store, For, Block, Alloc, Let)) for s in statements):
+        return False
+    if any(load.source is source for s in statements if isinstance(s, Let)
+           for load in loads(s.value)):
         return False
     tiles = [s for s in statements if isinstance(s, Tile)]
     stores = [s for s in statements if isinstance(s, Store)]
