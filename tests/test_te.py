@@ -168,8 +168,33 @@ def test_schedule_is_data_beside_the_builder() -> None:
 def test_axis_that_names_two_things() -> None:
     x, i = te.placeholder((4, 4), name="x"), te.reduce_axis(3, name="i")
     y = te.compute((4,), lambda j: te.sum(x[j, i], axis=i), name="y")
+    s = te.schedule(y)
+    assert s[y].axes == ("i1", "i")
+    s[y].vectorize(i)
+    assert "vector for i in 0..3" in str(te.lower(s, [x, y]))
+
+
+def test_axis_of_the_name_and_range_of_a_dimension(rng: np.random.Generator) -> None:
+    """Indices are interned: without other names these two would be one."""
+    x, i = te.placeholder((4, 4), name="x"), te.reduce_axis(4, name="i")
+    y = te.compute((4,), lambda j: te.sum(x[j, i], axis=i), name="y")
+    (data,) = arrays(rng, (4, 4))
+    out = np.zeros(4, np.float32)
+    te.build(te.schedule(y), [x, y])(data, out)
+    np.testing.assert_allclose(out, data.sum(1), rtol=1e-5)
+    one, two = te.reduce_axis(4, name="k"), te.reduce_axis(4, name="k")
+    with pytest.raises(ArgumentError, match="two reduction axes of one formula are named 'k'"):
+        te.compute((), lambda: te.sum(x[one, two], axis=(one, two)))
+
+
+def test_an_inlined_reduction_that_has_a_dimensions_name() -> None:
+    x, i = te.placeholder((4,), name="x"), te.reduce_axis(4, name="i")
+    a = te.compute((), lambda: te.sum(x[i], axis=i), name="a")
+    y = te.compute((4,), lambda j: a[()] + x[j], name="y")
+    s = te.schedule(y)
+    s[a].compute_inline()
     with pytest.raises(ScheduleError, match="names both a dimension of y and a reduction"):
-        te.schedule(y)["y"].vectorize(i)
+        s[y].vectorize(i)
 
 
 def test_mistakes_in_calls() -> None:

@@ -52,7 +52,7 @@ def test_equal_schedules_are_equal_and_hash_alike() -> None:
 
 
 def test_every_step_survives_json() -> None:
-    schedule = (TILED.cache_write("C").compute_inline("x").compute_root("x")
+    schedule = (TILED.cache_write("C").compute_inline("x").compute_root("x").rfactor("x", "k")
                 .tensorize("C", "i.i", "fma").bind("C", "i.o").fuse("C", "a", "b"))
     assert {s.verb for s in schedule.steps} == set(STEPS)
     assert Schedule.from_json(schedule.to_json()) == schedule

@@ -102,3 +102,21 @@ def test_parallel_reductions_are_refused() -> None:
     s = te.schedule(y)
     with pytest.raises(ScheduleError, match=r"reduction and cannot be parallel.*\n?.*rfactor"):
         s[y].parallel(k)
+
+
+def test_an_output_inside_tasks_is_never_seen_half_summed() -> None:
+    """Two tasks compute the elements at their border, and both read them."""
+    x, k = te.placeholder((n, 64), name="x"), te.reduce_axis(64, name="k")
+    a = te.compute((n, 8192), lambda i, j: te.sum(x[i, k] * (j + 1), axis=k), name="a")
+    y = te.compute((n, 8192), lambda i, j: a[i, j] + te.if_then_else(i > 0, a[i - 1, j], 0.0),
+                   name="y")
+    s = te.schedule(a, y)
+    s[a].compute_at(y, "i")
+    s[a].reorder("i", k, "j")
+    s[y].parallel("i")
+    text = str(te.lower(s, [x, a, y]))
+    assert "a[" in text and not any(
+        line.strip().startswith("a[") and "+=" in line for line in text.splitlines()), text
+    s[a].compute_root()  # one after the other there is nobody to see it
+    assert any(line.strip().startswith("a[") and "+=" in line
+               for line in str(te.lower(s, [x, a, y])).splitlines())

@@ -24,7 +24,7 @@ from terrazzo.base.scalar import (
     parts,
 )
 from terrazzo.base.unwind import Walk, unwind
-from terrazzo.expr.ir import Program, Tensor, load
+from terrazzo.expr.ir import Program, Scan, Tensor, load
 from terrazzo.index import Var, evaluate
 from terrazzo.loop.interpret import apply, convert
 
@@ -34,21 +34,48 @@ def run(program: Program, arrays: Sequence[np.ndarray],
     """The outputs of a program for the given inputs and sizes."""
     memory: dict[Tensor, np.ndarray] = dict(zip(program.inputs, arrays, strict=True))
     with np.errstate(all="ignore"):
+        inside = {t for scan in program.scans for t in (*scan.body, *scan.results)}
         for stage in program.stages:
-            memory[stage] = compute_tensor(stage, memory, dims)
+            if stage not in inside:
+                memory[stage] = compute_tensor(stage, memory, dims)
+                continue
+            for scan in program.scans:
+                if stage is scan.results[0]:
+                    _scan(scan, memory, dims)
     return [memory[t] for t in program.outputs]
 
 
-def compute_tensor(tensor: Tensor, memory: Mapping[Tensor, np.ndarray],
-                   dims: Mapping[Var, int]) -> np.ndarray:
-    """All elements of one computed tensor."""
-    shape = tuple(int(evaluate(n, dict(dims))) for n in tensor.shape)
+def _scan(scan: Scan, memory: dict[Tensor, np.ndarray], dims: Mapping[Var, int]) -> None:
+    """The results of a recurrence, row by row."""
+    for tensor in (*scan.results, *scan.body):
+        memory[tensor] = np.zeros(_sizes(tensor, dims), tensor.dtype.np)
+    for alias, result in scan.memory_of().items():
+        if alias in scan.inits:
+            memory[result][:len(memory[alias])] = memory[alias]
+        else:
+            memory[alias] = memory[result]
+    for row in range(int(evaluate(scan.first, dict(dims))), int(evaluate(scan.rows, dict(dims)))):
+        for tensor in scan.body:
+            memory[tensor][row] = compute_tensor(tensor, memory, dims, row)[0]
+
+
+def _sizes(tensor: Tensor, dims: Mapping[Var, int]) -> tuple[int, ...]:
+    return tuple(int(evaluate(n, dict(dims))) for n in tensor.shape)
+
+
+def compute_tensor(tensor: Tensor, memory: Mapping[Tensor, np.ndarray], dims: Mapping[Var, int],
+                   row: int | None = None) -> np.ndarray:
+    """All elements of one computed tensor, or those of one row of its first dimension."""
+    shape = _sizes(tensor, dims)
+    if row is not None:
+        shape = (1, *shape[1:])
     if 0 in shape:
         return np.zeros(shape, tensor.dtype.np)
     grids: dict[Var, Any] = dict(dims)
     rank = len(shape)
     for d, (axis, size) in enumerate(zip(tensor.axes, shape, strict=True)):
-        grids[axis.var] = np.arange(size).reshape((size,) + (1,) * (rank - d - 1))
+        first = row if row is not None and d == 0 else 0
+        grids[axis.var] = np.arange(first, first + size).reshape((size,) + (1,) * (rank - d - 1))
     assert tensor.body is not None
     value = unwind(_evaluate(tensor.body, grids, memory, rank, {}))
     return np.array(np.broadcast_to(convert(value, tensor.dtype), shape))

@@ -257,6 +257,37 @@ def _without_round_trip(node: Scalar) -> Scalar:
 
 # ---------------------------------------------------------------- programs
 @dataclass(frozen=True, eq=False)
+class Scan:
+    """A recurrence along the first axis of its results, one after the other.
+
+    `inits` are their first rows. For each further row `body` is computed, in order; it reads rows
+    before this one by way of `states`, and the `updates` among it are the row. Results, states and
+    updates have one shape and are one piece of memory, of which the inits are the beginning.
+    """
+
+    name: str
+    states: tuple[Tensor, ...]
+    inits: tuple[Tensor, ...]
+    updates: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    body: tuple[Tensor, ...]
+
+    @property
+    def first(self) -> Index:
+        """The first row that is not given."""
+        return self.inits[0].shape[0]
+
+    @property
+    def rows(self) -> Index:
+        return self.results[0].shape[0]
+
+    def memory_of(self) -> dict[Tensor, Tensor]:
+        """The result in whose memory each of the others lies."""
+        return {t: result for group in (self.states, self.inits, self.updates)
+                for t, result in zip(group, self.results, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """A fused group: inputs, the tensors that are computed in order, and those that leave it."""
 
@@ -266,6 +297,7 @@ class Program:
     outputs: tuple[Tensor, ...]
     kind: str = "pointwise"  # pointwise | rows | contraction | attention | opaque
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    scans: tuple[Scan, ...] = ()
 
     @property
     def dims(self) -> tuple[Var, ...]:

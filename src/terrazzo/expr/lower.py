@@ -24,8 +24,8 @@ from terrazzo.base.scalar import (
 )
 from terrazzo.base.shapes import num_elements
 from terrazzo.dtypes import DType
-from terrazzo.expr.instance import Guard, Instance
-from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.instance import Guard, Instance, loop_var
+from terrazzo.expr.ir import Program, Scan, Tensor
 from terrazzo.expr.place import Place, storage_parts, storage_size
 from terrazzo.expr.plan import plan
 from terrazzo.expr.reductions import (
@@ -37,7 +37,7 @@ from terrazzo.expr.reductions import (
 )
 from terrazzo.expr.regions import Ranges, Reads, add_read, collect_reads, hull_of, storage_range
 from terrazzo.expr.schedule import Schedule
-from terrazzo.expr.stage import Plan, Stage, identity_read, is_inside
+from terrazzo.expr.stage import Plan, Stage, identity_read, is_inside, shared_by_tasks
 from terrazzo.expr.tensorize import tensorize
 from terrazzo.expr.work import work
 from terrazzo.index import Index, Var, bounds, proves_eq, substitute
@@ -74,6 +74,7 @@ class _Lowering:
     def __init__(self, state: Plan):
         self.plan = state
         self.places: dict[Tensor, Place] = {}
+        self.carried: list[Buffer] = []  # results of scans that do not leave the function
         self.loops: set[Var] = set()
         self.taken: set[str] = {d.name for d in state.program.dims}
         self.live = _live_stages(state)
@@ -92,6 +93,7 @@ class _Lowering:
             buffer = Buffer(self.fresh(tensor.name), tensor.dtype, storage_size(tensor), constant)
             params.append(buffer)
             self.places[tensor] = Place(buffer, tensor)
+        self._share_memory(program.scans)
         body = self._sequence([s for s in self.live if s.attach is None])
         origins = dict.fromkeys(s.tensor.origin for s in self.live if s.tensor.origin)
         flops, size = work(program)
@@ -101,14 +103,40 @@ class _Lowering:
         """Whole tensors one after the other."""
         code: list[Stmt] = []
         scopes: list[tuple[Buffer, int]] = []  # and how many statements stand before them
+        done: set[Scan] = set()
         for stage in stages:
-            region: Region = [(0, n, n) for n in stage.tensor.shape]
-            scopes += [(buffer, len(code)) for buffer in self._allocate(
-                stage, [0] * len(region), [n for _, _, n in region])]
-            code.append(self._stage(stage, region))
+            if stage.scan is None:
+                sizes = stage.tensor.shape
+                scopes += [(b, len(code)) for b in self._allocate(stage, [0] * len(sizes), sizes)]
+                code.append(self._stage(stage, [(0, n, n) for n in sizes]))
+            elif stage.scan not in done:
+                done.add(stage.scan)
+                code.append(self._scan(stage.scan, [s for s in stages if s.scan is stage.scan]))
         for buffer, at in reversed(scopes):
             code[at:] = [Alloc(buffer, block(*code[at:]))]
-        return block(*code)
+        return _allocs(self.carried, code)
+
+    def _share_memory(self, scans: Sequence[Scan]) -> None:
+        """Give everything that is a row of a scan's result its place there."""
+        for scan in scans:
+            for result in scan.results:
+                if result not in self.places:
+                    buffer = Buffer(self.fresh(result.name), result.dtype, storage_size(result))
+                    self.carried.append(buffer)
+                    self.places[result] = Place(buffer, result)
+            self.places.update({t: self.places[r] for t, r in scan.memory_of().items()})
+
+    def _scan(self, scan: Scan, stages: Sequence[Stage]) -> Stmt:
+        """The rows of a recurrence, one after the other."""
+        row = loop_var(self.fresh(scan.body[0].axes[0].var.name), scan.first, scan.rows)
+        self.loops.add(row)
+        code: list[Stmt] = []
+        buffers: list[Buffer] = []
+        for stage in stages:
+            rest: Region = [(0, n, n) for n in stage.tensor.shape[1:]]
+            buffers += self._allocate(stage, [row, *(0 for _ in rest)], [1, *(n for *_, n in rest)])
+            code.append(self._stage(stage, [(row, row + 1, 1), *rest]))
+        return For(row, scan.first, scan.rows, _allocs(buffers, code))
 
     def _allocate(self, stage: Stage, base: Sequence[Index], sizes: Sequence[Index],
                   ) -> list[Buffer]:
@@ -161,7 +189,7 @@ class _Lowering:
             targets: Targets = {}
             for reduction in group:
                 if reduction is body and self._accumulates_in_place(
-                        self.places[stage.tensor], reduction.dtype, size):
+                        stage, reduction.dtype, size):
                     targets[id(reduction)] = tuple(self._elements(inst))
                     code += self._reduce_group(inst, group, targets, outside, inside, data, buffers)
                     return _allocs(buffers, code)
@@ -175,10 +203,13 @@ class _Lowering:
             (body,), lambda: self._finish(inst, body))))
         return _allocs(buffers, code)
 
-    def _accumulates_in_place(self, place: Place, dtype: DType, size: Index) -> bool:
+    def _accumulates_in_place(self, stage: Stage, dtype: DType, size: Index) -> bool:
         """Whether a stage that is nothing but a reduction needs no accumulator besides itself."""
+        place = self.places[stage.tensor]
         if dtype is not place.buffer.dtype:
             return False
+        if place.base is None and shared_by_tasks(self.plan, stage):
+            return False  # others may compute the same element, and read it
         if place.base is not None and proves_eq(place.buffer.size, size):
             return True
         largest = bounds(size * dtype.itemsize)[1]
@@ -389,7 +420,8 @@ class _Lowering:
 
 # ---------------------------------------------------------------- helpers
 def _live_stages(state: Plan) -> list[Stage]:
-    wanted: set[Tensor] = set(state.outputs)
+    wanted: set[Tensor] = {*state.outputs, *(
+        t for scan in state.program.scans for t in (*scan.inits, *scan.updates))}
     live = []
     for stage in reversed(state.stages):
         if not wanted.isdisjoint(stage.tensors):

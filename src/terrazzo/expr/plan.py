@@ -9,6 +9,7 @@ from terrazzo.errors import ScheduleError
 from terrazzo.expr import loopnest
 from terrazzo.expr.ir import Program, Tensor, inline, load
 from terrazzo.expr.reductions import fresh_name, top_reductions
+from terrazzo.expr.rfactor import rfactor
 from terrazzo.expr.schedule import (
     CacheRead,
     CacheWrite,
@@ -19,6 +20,7 @@ from terrazzo.expr.schedule import (
     Mark,
     Pack,
     Reorder,
+    RFactor,
     Schedule,
     Split,
     Step,
@@ -56,10 +58,13 @@ def plan(program: Program, schedule: Schedule, complete: bool = True) -> Plan:
 def _initial(program: Program) -> Plan:
     check_names((t.name for t in (*program.inputs, *program.stages)), program.name)
     names = {t.name for t in (*program.inputs, *program.stages)}
+    scan_of = {t: scan for scan in program.scans for t in scan.body}
+    results = {t for scan in program.scans for t in scan.results}
     together: dict[object, list[Tensor]] = {}
     for tensor in program.stages:
-        together.setdefault(tensor.joint or tensor, []).append(tensor)
-    stages = list(map(make_stage, together.values()))
+        if tensor not in results:  # the rows of a scan are made by its updates
+            together.setdefault(tensor.joint or tensor, []).append(tensor)
+    stages = [make_stage(tensors, scan=scan_of.get(tensors[0])) for tensors in together.values()]
     outputs: list[Tensor] = []
     for tensor in program.outputs:
         if tensor.is_input or any(t is tensor for t in outputs):
@@ -80,6 +85,11 @@ def _apply(state: Plan, step: Step) -> Plan:
         return _cache_write(state, stage, step)
     if isinstance(step, ComputeInline):
         return _inline(state, stage)
+    if isinstance(step, RFactor):
+        _check_new_tensor(state, step.name)
+        made = rfactor(stage, step)
+        return replace(state, stages=tuple(
+            new for old in state.stages for new in (made if old is stage else (old,))))
     if isinstance(step, Mark):
         _check_lanes(stage, step)
     if isinstance(step, (Split, Fuse, Reorder, Mark)):
@@ -123,6 +133,9 @@ def _compute_at(state: Plan, stage: Stage, step: ComputeAt) -> Stage:
             f"{stage.name} cannot be computed at {consumer.name}, which is computed before it",
             hint="compute a stage at one that reads it")
     loopnest.check_loop(consumer.nest, step.axis)
+    if stage.scan is not None and consumer.scan is not stage.scan:
+        raise ScheduleError(f"{stage.name} is computed for each row of {stage.scan.name}, and "
+                            f"{consumer.name} is not", hint="compute it at a part of the scan")
     return replace(stage, attach=(consumer.name, step.axis))
 
 
@@ -151,6 +164,10 @@ def _cache_read(state: Plan, step: CacheRead) -> Plan:
     if source is None:
         raise ScheduleError(f"program {state.program.name} has no tensor {step.stage!r}",
                             hint=f"its tensors are: {', '.join(t.name for t in tensors)}")
+    inside = [t for s in state.stages if s.scan for t in (*s.scan.states, *s.tensors)]
+    if any(t is source for t in inside):
+        raise ScheduleError(f"{source.name} is computed row by row, in a scan",
+                            hint="copy what the scan reads, or its result")
     _check_new_tensor(state, step.name)
     copy = copy_of(source, step.name)
     stages: list[Stage] = []
@@ -179,7 +196,8 @@ def _cache_write(state: Plan, stage: Stage, step: CacheWrite) -> Plan:
     copy = Tuple(copies[0].dtype, copies) if joint else copies[0]
     stages: list[Stage] = []
     for s in state.stages:
-        stages += [make_stage(inner), make_stage(stage.tensors, copy)] if s is stage else [s]
+        stages += [make_stage(inner, scan=s.scan), make_stage(stage.tensors, copy, s.scan)] if (
+            s is stage) else [s]
     return replace(state, stages=tuple(stages))
 
 
@@ -203,7 +221,7 @@ def _inline(state: Plan, stage: Stage) -> Plan:
             continue
         if reads_any(s.body, stage.tensors):
             body = inline(s.body, dict(zip(stage.tensors, parts(stage.body), strict=True)))
-            fresh = make_stage(s.tensors, body)
+            fresh = make_stage(s.tensors, body, s.scan)
             if fresh.nest.reduction != s.nest.reduction:
                 _check_unscheduled(s, f"inlining {stage.name} into it")
                 s = fresh

@@ -158,6 +158,23 @@ class CacheWrite(Step):
 
 
 @dataclass(frozen=True)
+class RFactor(Step):
+    """A new stage `name` reduces for each value of a loop apart; this stage combines the results.
+
+    The loop becomes an axis of the new stage's result, in the place `factor_axis`.
+    """
+
+    verb: ClassVar[str] = "rfactor"
+    axis: str
+    name: str
+    factor_axis: int = 0
+
+    def arguments(self) -> str:
+        place = f" at {self.factor_axis}" if self.factor_axis else ""
+        return f"{self.axis}{place} -> {self.name}"
+
+
+@dataclass(frozen=True)
 class Pack(Step):
     """The stage's own memory is laid out in this order of its axes, so that readers walk along."""
 
@@ -188,8 +205,8 @@ class Streaming(Step):
 
 
 STEPS: dict[str, type[Step]] = {cls.verb: cls for cls in (
-    Split, Fuse, Reorder, Mark, ComputeAt, ComputeRoot, ComputeInline, CacheRead, CacheWrite, Pack,
-    Tensorize, Streaming)}
+    Split, Fuse, Reorder, Mark, ComputeAt, ComputeRoot, ComputeInline, CacheRead, CacheWrite,
+    RFactor, Pack, Tensorize, Streaming)}
 
 
 def name_of(thing: Any) -> str:
@@ -300,6 +317,12 @@ class Schedule:
         """Compute a tensor in memory of its own first; that is a stage of its own, `C.local`."""
         return self.then(CacheWrite(
             name_of(tensor), _scope(scope), name or f"{name_of(tensor)}.{scope}"))
+
+    def rfactor(self, stage: Any, axis: Any, factor_axis: int = 0, name: str | None = None,
+                ) -> Schedule:
+        """Reduce for each value of a loop apart; that is a stage of its own, `C.rf`."""
+        return self.then(RFactor(
+            name_of(stage), name_of(axis), name or f"{name_of(stage)}.rf", factor_axis))
 
     def pack(self, stage: Any, *axes: Any) -> Schedule:
         """Lay out a stage's own memory in the given order of its (split) data axes."""

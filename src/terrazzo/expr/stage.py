@@ -10,7 +10,7 @@ from typing import Any
 from terrazzo.base.scalar import Axis, Load, Scalar, Tuple, const, loads, rewrite
 from terrazzo.errors import ScheduleError
 from terrazzo.expr import loopnest
-from terrazzo.expr.ir import Program, Tensor, axes_for, load
+from terrazzo.expr.ir import Program, Scan, Tensor, axes_for, load
 from terrazzo.expr.loopnest import LoopNest
 from terrazzo.expr.reductions import name_reductions, scheduled_reductions
 from terrazzo.expr.schedule import Tensorize
@@ -31,6 +31,7 @@ class Stage:
     streaming: bool = False
     packed: tuple[str, ...] | None = None  # axes in the order of storage
     tensorize: Tensorize | None = None
+    scan: Scan | None = None  # the recurrence for each of whose rows it is computed
 
     @property
     def tensor(self) -> Tensor:
@@ -67,15 +68,22 @@ class Plan:
         return {**{t.name: s for s in self.stages for t in s.tensors},
                 **{s.nest.stage: s for s in self.stages}}
 
+    @cached_property
+    def _kept(self) -> frozenset[Tensor]:
+        return frozenset((*self.outputs, *(t for scan in self.program.scans
+                                           for t in (*scan.inits, *scan.updates))))
+
     def is_output(self, tensor: Tensor) -> bool:
-        return any(t is tensor for t in self.outputs)
+        """Whether a tensor has to be stored whole, where others expect it."""
+        return tensor in self._kept
 
     def has_output(self, stage: Stage) -> bool:
-        return any(map(self.is_output, stage.tensors))
+        return not self._kept.isdisjoint(stage.tensors)
 
     def tensors(self) -> list[Tensor]:
         """Everything that can be read."""
-        return [*self.program.inputs, *(t for s in self.stages for t in s.tensors)]
+        return [*self.program.inputs, *(t for s in self.stages for t in s.tensors),
+                *(t for scan in self.program.scans for t in scan.results)]
 
     def readers(self, stage: Stage) -> list[Stage]:
         """The stages that load what a stage computes."""
@@ -87,7 +95,8 @@ def reads_any(body: Scalar, tensors: Sequence[Tensor]) -> bool:
     return any(x.source is t for x in loads(body) for t in tensors)
 
 
-def make_stage(tensors: Sequence[Tensor], body: Scalar | None = None) -> Stage:
+def make_stage(tensors: Sequence[Tensor], body: Scalar | None = None,
+               scan: Scan | None = None) -> Stage:
     """A stage in plain loops: for one tensor, or for several that were computed together."""
     first = tensors[0]
     if body is None:
@@ -97,7 +106,7 @@ def make_stage(tensors: Sequence[Tensor], body: Scalar | None = None) -> Stage:
     body = name_reductions(body, [a.var.name for a in first.axes])
     reductions = [a.var.name for a in scheduled_reductions(body)]
     nest = loopnest.initial(first.joint or first.name, [a.var.name for a in first.axes], reductions)
-    return Stage(tuple(tensors), first.axes, body, nest)
+    return Stage(tuple(tensors), first.axes, body, nest, scan=scan)
 
 
 def copy_of(tensor: Tensor, name: str) -> Tensor:
@@ -133,6 +142,17 @@ def is_inside(state: Plan, stage: Stage, consumer: str, axis: str) -> bool:
             order = state.stage(consumer).nest.order
             return order.index(at) >= order.index(axis)
         stage = state.stage(name)
+    return False
+
+
+def shared_by_tasks(state: Plan, stage: Stage) -> bool:
+    """Whether a stage is computed inside a concurrent loop of another, several times perhaps."""
+    while stage.attach is not None:
+        name, at = stage.attach
+        stage = state.stage(name)
+        around = stage.nest.order[:stage.nest.order.index(at) + 1]
+        if any(stage.nest.kind(axis) in ("parallel", "program") for axis in around):
+            return True
     return False
 
 

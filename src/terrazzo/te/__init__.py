@@ -38,6 +38,7 @@ from terrazzo.te.algorithm import (
 )
 from terrazzo.te.builder import ScheduleBuilder, StageHandle, schedule
 from terrazzo.te.kernel import Kernel, build, lower
+from terrazzo.te.recurrence import scan, state
 from terrazzo.te.terms import (
     ReduceAxis,
     Term,
@@ -59,7 +60,7 @@ __all__ = [
     "TileIntrinsic", "all", "any", "build", "cast", "comm_reducer", "compute",
     "const", "dim", "dims", "if_then_else", "lower", "max", "max_value", "maximum", "min",
     "min_value", "minimum", "placeholder", "prod", "reduce_axis", "register_intrinsic",
-    "schedule", "sum", "where",
+    "scan", "schedule", "state", "sum", "where",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from terrazzo.base.scalar import (
     Tuple,
     cast,
     const,
+    loads,
     parts,
 )
 from terrazzo.base.scalar import reduce as reduce_scalar
@@ -24,8 +25,9 @@ from terrazzo.dtypes import DType, as_dtype, float32
 from terrazzo.errors import ArgumentError, DTypeError, IndexOutOfRange, user_location
 from terrazzo.expr import ir
 from terrazzo.expr.access import Access, accesses, clipped, inside
+from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import Index, Var
-from terrazzo.te.terms import ReduceAxis, Term, plain, scalar
+from terrazzo.te.terms import ReduceAxis, Term, formula, plain, scalar
 
 _reduce_names = itertools.count()
 _tensor_names = itertools.count()
@@ -35,14 +37,27 @@ _tensor_names = itertools.count()
 class Tensor(ir.Tensor):
     """An input, or what `compute` made; its elements are terms of formulas."""
 
+    # The states of scans that it is computed from: it exists row by row, inside of those.
+    waits: frozenset[State] = frozenset()
+
     def __getitem__(self, indices: Any) -> Term:  # type: ignore[override]
         where = indices if isinstance(indices, tuple) else (indices,)
         return Term(ir.load(self, tuple(map(plain, where))))
 
 
+@dataclass(frozen=True, eq=False)
+class State(Tensor):
+    """Stands for the rows of a scan that are computed already."""
+
+
+def new_name(kind: str) -> str:
+    """A name for what has none."""
+    return f"{kind}{next(_tensor_names)}"
+
+
 def placeholder(shape: Iterable[Index], dtype: Any = float32, name: str | None = None) -> Tensor:
     """An input."""
-    return Tensor(name or f"in{next(_tensor_names)}", tuple(map(plain, shape)), as_dtype(dtype))
+    return Tensor(name or new_name("in"), tuple(map(plain, shape)), as_dtype(dtype))
 
 
 def compute(shape: Iterable[Index], element: Callable[..., Any], name: str | None = None,
@@ -56,23 +71,46 @@ def compute(shape: Iterable[Index], element: Callable[..., Any], name: str | Non
     symbolic are checked at the call. Indices that are computed from data are clipped.
     """
     shape = tuple(map(plain, shape))
-    axes = ir.axes_for(shape)
     like = None if dtype is None else as_dtype(dtype)
-    found = element(*(Term(a.var) for a in axes))
+    axes, found = _written(shape, element)
     several = isinstance(found, (tuple, list))
-    whole = name or f"t{next(_tensor_names)}"
+    whole = name or new_name("t")
     # Clipped as one, so that what they share stays shared.
     bodies = [scalar(value, like) for value in (found if several else (found,))]
     if not bodies:
         raise ArgumentError(f"{whole} computes nothing", hint="answer with one value or more")
     bodies = list(parts(clipped(Tuple(bodies[0].dtype, tuple(bodies)))))
+    waits = frozenset().union(*(_waits(x.source) for body in bodies for x in loads(body)))
     made = [Tensor(f"{whole}.{j}" if several else whole, shape, body.dtype, axes, body,
-                   origin=name or "", joint=whole if several else "")
+                   origin=name or "", joint=whole if several else "", waits=waits)
             for j, body in enumerate(bodies)]
     for tensor in made:
-        for access in accesses(tensor):
+        for access in () if waits else accesses(tensor):  # a scan knows which rows there are
             refuse_outside(tensor.name, access, {})
     return tuple(made) if several else made[0]
+
+
+def _waits(source: ir.Tensor) -> frozenset[State]:
+    if isinstance(source, State):
+        return frozenset((source,))
+    return source.waits if isinstance(source, Tensor) else frozenset()
+
+
+def _written(shape: tuple[Index, ...], element: Callable[..., Any]) -> tuple[
+        tuple[Axis, ...], Any]:
+    """A formula and its axes, which have other names than those it reduces over."""
+    axes = ir.axes_for(shape)
+    with formula() as reduced:
+        found = element(*(Term(a.var) for a in axes))
+        taken = set(reduced)
+    if taken.isdisjoint(a.var.name for a in axes):
+        return axes, found
+    names: list[str] = []
+    for axis in axes:
+        names.append(fresh_name(axis.var.name, {*taken, *names}))
+    axes = tuple(ir.fresh_axis(name, a.hi) for name, a in zip(names, axes))
+    with formula():
+        return axes, element(*(Term(a.var) for a in axes))
 
 
 def refuse_outside(name: str, access: Access, sizes: Mapping[Var, int]) -> None:
@@ -100,6 +138,8 @@ def plain_axes(axis: Any) -> list[Axis]:
     for each in axes:
         if not isinstance(each, (ReduceAxis, Axis)):
             raise ArgumentError(f"cannot reduce over {each!r}", hint="make axes with reduce_axis")
+    for each in axes:
+        plain(each)  # it belongs to the formula, even if no index mentions it
     return [a.axis if isinstance(a, ReduceAxis) else a for a in axes]
 
 

@@ -8,10 +8,13 @@ from typing import Any
 
 from terrazzo.errors import ArgumentError, ScheduleError
 from terrazzo.expr import ir
-from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.ir import Program, Scan, Tensor
 from terrazzo.expr.plan import Plan, plan
 from terrazzo.expr.schedule import Schedule, name_of
 from terrazzo.expr.tensorize import Intrinsic
+from terrazzo.te import algorithm as te
+from terrazzo.te.order import topological
+from terrazzo.te.recurrence import Carried, Recurrence
 from terrazzo.te.terms import ReduceAxis, plain
 
 
@@ -22,35 +25,69 @@ def schedule(*outputs: Tensor) -> ScheduleBuilder:
             raise ArgumentError(f"cannot schedule {output!r}", hint="give tensors, one by one")
     if not outputs:
         raise ArgumentError("there is nothing to schedule", hint="name at least one tensor")
-    name = outputs[0].joint or outputs[0].name
-    inputs, stages = _in_order(outputs)
-    return ScheduleBuilder(Program(name, tuple(inputs), tuple(stages), outputs))
+    return ScheduleBuilder(_program(outputs))
 
 
-def _in_order(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def _program(outputs: Sequence[Tensor]) -> Program:
     """What is read and what is computed, each after what it needs; what is joint lies together."""
-    together: dict[object, dict[Tensor, None]] = {}
+    members: dict[object, dict[Tensor, None]] = {}
     todo = list(outputs)
     while todo:
         tensor = todo.pop()
-        group = together.setdefault(tensor.joint or tensor, {})
-        if tensor not in group:
-            group[tensor] = None
-            todo += ir.reads(tensor)
-    inputs: dict[Tensor, None] = {}
-    stages: dict[Tensor, None] = {}
-    stack = [(t, False) for t in reversed(outputs)]
-    while stack:
-        tensor, ready = stack.pop()
-        group = together[tensor.joint or tensor]
-        if tensor.is_input:
-            inputs[tensor] = None
-        elif ready:
-            stages.update(dict.fromkeys(sorted(group, key=lambda t: t.name)))
-        elif tensor not in stages:
-            stack.append((tensor, True))
-            stack += [(source, False) for member in group for source in reversed(ir.reads(member))]
-    return list(inputs), list(stages)
+        found = members.setdefault(_unit(tensor), {})
+        if tensor not in found:
+            found[tensor] = None
+            todo += _sources(tensor)
+    order = topological(map(_unit, outputs), lambda unit: [
+        _unit(source) for tensor in members[unit] for source in _sources(tensor)])
+    inputs: list[Tensor] = []
+    stages: list[Tensor] = []
+    scans: list[Scan] = []
+    for unit in order:
+        tensors = sorted(members[unit], key=lambda t: t.name)
+        if isinstance(unit, Recurrence):
+            known = {t.name: t for t in tensors}
+            results = [known.get(name) or unit.result(j) for j, name in enumerate(unit.names)]
+            scans.append(unit.scan(results))
+            stages += [*unit.body, *results]
+        elif tensors[0].is_input:
+            inputs += tensors
+        else:
+            stages += tensors
+    _check_scans(stages, scans)
+    return Program(outputs[0].joint or outputs[0].name, tuple(inputs), tuple(stages),
+                   tuple(outputs), scans=tuple(scans))
+
+
+def _unit(tensor: Tensor) -> object:
+    """What a tensor is computed together with."""
+    if isinstance(tensor, Carried):
+        return tensor.recurrence
+    return tensor.joint or tensor
+
+
+def _sources(tensor: Tensor) -> list[Tensor]:
+    """The tensors that have to be there before one can be computed."""
+    if not isinstance(tensor, Carried):
+        return ir.reads(tensor)
+    assert tensor.recurrence is not None
+    body, states = tensor.recurrence.body, tensor.recurrence.states
+    return [*tensor.recurrence.inits, *(source for stage in body for source in ir.reads(stage)
+                                        if source not in body and source not in states)]
+
+
+def _check_scans(stages: Sequence[Tensor], scans: Sequence[Scan]) -> None:
+    """What depends on a state has no other place than the steps of its scan."""
+    inside = {t for scan in scans for t in scan.body}
+    for stage in stages:
+        if isinstance(stage, te.Tensor) and stage.waits and stage not in inside:
+            raise ScheduleError(
+                f"{stage.name} depends on {', '.join(s.name for s in stage.waits)}, the state of a "
+                "scan, but is no part of that scan", hint="read the result of te.scan instead")
+    carried = [s for scan in scans for s in scan.states]
+    twice = next((s.name for s in carried if carried.count(s) > 1), None)
+    if twice is not None:
+        raise ScheduleError(f"{twice} is the state of two scans", hint="give each its own state")
 
 
 class ScheduleBuilder:
@@ -75,9 +112,21 @@ class ScheduleBuilder:
 
     def cache_write(self, tensor: Tensor | str | StageHandle, scope: str = "local") -> StageHandle:
         """Compute a tensor in memory of its own and copy it out; answers with the new stage."""
-        source = _stage_name(tensor)
+        source = self[tensor].name
         self.set(self.schedule.cache_write(source, scope))
         return StageHandle(self, f"{source}.{scope}")
+
+    def rfactor(self, tensor: Tensor | str | StageHandle, axis: Any,
+                factor_axis: int = 0) -> StageHandle:
+        """Reduce for each step of a reduction's loop apart, in a stage of its own: the answer.
+
+        There the loop is an axis of the result, which may be parallel or vectorised; the stage
+        itself combines what comes out. Where in the new result it lies, `factor_axis` says.
+        """
+        stage = self[tensor]
+        schedule = self.schedule.rfactor(stage.name, stage._axis(axis), factor_axis)
+        self.set(schedule)
+        return StageHandle(self, f"{stage.name}.rf")
 
     def set(self, schedule: Schedule) -> None:
         """Take over a schedule if it fits the program."""
@@ -116,7 +165,8 @@ class StageHandle:
 
     def _axis(self, axis: Any) -> str:
         name = name_of(plain(axis))
-        if isinstance(axis, ReduceAxis) and name in self.axis:
+        renamed = [r for r in self.reduce_axis if r != name and r.rstrip("0123456789") == name]
+        if isinstance(axis, ReduceAxis) and name in self.axis and renamed:
             raise ScheduleError(f"{name!r} names both a dimension of {self.name} and a reduction",
                                 hint="give reduce_axis another name")
         return name

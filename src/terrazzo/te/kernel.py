@@ -9,7 +9,7 @@ import numpy as np
 
 from terrazzo.base.shapes import dims_text
 from terrazzo.errors import ArgumentError, DTypeError, NotContiguous, ScheduleError, ShapeError
-from terrazzo.expr.access import Access, accesses, inside
+from terrazzo.expr.access import Access, inside
 from terrazzo.expr.ir import Tensor
 from terrazzo.expr.lower import lower as lower_program
 from terrazzo.index import Var, bounds, evaluate
@@ -18,6 +18,7 @@ from terrazzo.loop.ir import For, Function, Stmt, children, walk
 from terrazzo.loop.simplify import simplify
 from terrazzo.te.algorithm import refuse_outside
 from terrazzo.te.builder import ScheduleBuilder
+from terrazzo.te.recurrence import all_accesses
 
 
 def lower(s: ScheduleBuilder, args: Sequence[Tensor], name: str | None = None) -> Function:
@@ -58,8 +59,8 @@ def build(s: ScheduleBuilder, args: Sequence[Tensor], target: str = "cpu",
     ways = {"interpreter": _interpreted, "cpu": _compiled}
     if target not in ways:
         raise ArgumentError(f"there is no target {target!r}", hint="use 'cpu' or 'interpreter'")
-    unproved = tuple((stage.name, access) for stage in s.program.stages
-                     for access in accesses(stage) if inside(access, {}) is None)
+    unproved = tuple((stage, access) for stage, access in all_accesses(s.program)
+                     if inside(access, {}) is None)
     return Kernel(tuple(args), function, ways[target](function), frozenset(s.program.outputs),
                   unproved)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -169,8 +171,32 @@ class ReduceAxis(Term):
 
 
 # ---------------------------------------------------------------- in and out of terms
+class _Used(threading.local):
+    axes: dict[str, ReduceAxis] | None = None  # in the formula being written, by name
+
+
+_used = _Used()
+
+
+@contextmanager
+def formula() -> Iterator[dict[str, ReduceAxis]]:
+    """While a formula is written: the axes it reduces over, of which no two may share a name.
+
+    Indices are interned, so two axes of one name and one range would be one index.
+    """
+    outer, _used.axes = _used.axes, {}
+    try:
+        yield _used.axes
+    finally:
+        _used.axes = outer
+
+
 def plain(value: Any) -> Any:
     """What a term stands for; all other values as they are, numpy's numbers as Python's."""
+    if isinstance(value, ReduceAxis) and _used.axes is not None:
+        if _used.axes.setdefault(value.var.name, value) is not value:
+            raise ArgumentError(f"two reduction axes of one formula are named {value.var.name!r}",
+                                hint="give each a name of its own")
     if isinstance(value, Term):
         return value.value
     if isinstance(value, Axis):
