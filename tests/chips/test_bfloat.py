@@ -11,7 +11,7 @@ import pytest
 from terrazzo.chips.cpu import pool
 from terrazzo.chips.cpu import templates as cpu_templates
 from terrazzo.chips.cpu.bfloat import adds_pairs, lower_bfloat_product
-from terrazzo.chips.cpu.description import cpu_spec, host
+from terrazzo.chips.cpu.description import avx2_spec, cpu_spec, host
 from terrazzo.chips.cpu.llvm import jit
 from terrazzo.chips.cpu.llvm.kernel import Kernel, compile_function, llvm_text
 from terrazzo.chips.spec import ChipSpec
@@ -32,12 +32,17 @@ from terrazzo.ops.shape import permute_dims
 from terrazzo.tools.verify import error_bounds
 
 M, N, K = Var("M"), Var("N"), Var("K")
-WITH_PAIRS = cpu_spec("cooperlake", "x86_64-unknown-linux-gnu", [
-    "sse2", "avx", "avx2", "fma", "bmi", "bmi2", "f16c", "avx512f", "avx512bw", "avx512dq",
-    "avx512vl", "avx512bf16"], cores=4)
+FEATURES = ["sse2", "avx", "avx2", "fma", "bmi", "bmi2", "f16c", "avx512f", "avx512bw", "avx512dq",
+            "avx512vl", "avx512bf16"]
 SHAPES = [(1, 1, 2), (1, 70, 33), (2, 3, 5), (3, 17, 64), (7, 64, 65), (12, 31, 70), (70, 69, 67),
           (300, 20, 97), (280, 5, 64), (5, 1, 30)]
 LONG = [(270, 1101, 130), (20, 1100, 65)]
+
+
+def with_pairs(vector_bits: int = 512) -> ChipSpec:
+    """A processor that has the instruction, whatever this one has."""
+    return cpu_spec("cooperlake", "x86_64-unknown-linux-gnu", FEATURES, cores=4,
+                    vector_bits=vector_bits)
 
 
 @pytest.fixture(params=[1, 2])
@@ -66,9 +71,9 @@ def lowered(function: Callable[..., Any], shapes: Sequence[Sequence[Any]],
 
 
 def make(function: Callable[..., Any], shapes: Sequence[Sequence[Any]],
-         constant: bool = False) -> Kernel:
-    return compile_function(lowered(function, shapes, host(), constant), host(),
-                            dict(pool.symbols()))
+         constant: bool = False, vector_bits: int = 0) -> Kernel:
+    chip = host(vector_bits)
+    return compile_function(lowered(function, shapes, chip, constant), chip, dict(pool.symbols()))
 
 
 def numbers(shape: Sequence[int], seed: int = 0) -> np.ndarray:
@@ -104,6 +109,22 @@ def test_shapes_and_transposes(shape: tuple[int, int, int], transposed: tuple[bo
 
     kernel = make(lambda a, b: batch_matmul(a, b, transpose_x=transposed[0],
                                             transpose_y=transposed[1]), [a.shape for a in given])
+    check(run(kernel, given, (m, n), 2), x, y)
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 70, 33), (4, 64, 65), (9, 31, 70), (70, 69, 67),
+                                   (300, 400, 97)], ids=str)
+def test_vectors_of_256_bits(shape: tuple[int, int, int], transposed: tuple[bool, bool]) -> None:
+    if host().vector_bits < 256:
+        pytest.skip("this processor has no vectors of 256 bits")
+    m, k, n = shape
+    x, y = numbers((m, k)), numbers((k, n), seed=1)
+    given = [np.ascontiguousarray(a.T) if turn else a
+             for a, turn in zip((x, y), transposed, strict=True)]
+    kernel = make(lambda a, b: batch_matmul(a, b, transpose_x=transposed[0],
+                                            transpose_y=transposed[1]), [a.shape for a in given],
+                  vector_bits=256)
     check(run(kernel, given, (m, n), 2), x, y)
 
 
@@ -218,21 +239,25 @@ def test_loop_ir_means_the_same(shape: tuple[int, int, int], transposed: tuple[b
              for a, turn in zip((x, y), transposed, strict=True)]
     function = lowered(lambda a, b: batch_matmul(
         a, b, transpose_x=transposed[0], transpose_y=transposed[1]),
-        [a.shape for a in given], WITH_PAIRS)
+        [a.shape for a in given], with_pairs())
     out = np.full(m * n, np.nan, bfloat16.np)
     interpret.run(function, [*(a.ravel() for a in given), out], {})
     check(out.reshape(m, n), x, y)
 
 
+@pytest.mark.parametrize("bits", [256, 512])
 @pytest.mark.parametrize("shapes", [[(M, 96), (100, 96)], [(300, 96), (100, 96)],
                                     [(1, 96), (100, 96)]], ids=str)
-def test_the_instruction(shapes: list[tuple[Any, ...]]) -> None:
-    function = lowered(linear, shapes, WITH_PAIRS)
-    text = jit.assembly(llvm_text([function], WITH_PAIRS), WITH_PAIRS)
-    assert "vdpbf16ps" in text and "vfmadd" not in text
+def test_the_instruction(shapes: list[tuple[Any, ...]], bits: int) -> None:
+    chip = with_pairs(bits)
+    text = jit.assembly(llvm_text([lowered(linear, shapes, chip)], chip), chip)
+    products = [line for line in text.splitlines() if "vdpbf16ps" in line]
+    assert products and all(("zmm" in line) == (bits == 512) for line in products)
+    assert "vfmadd" not in text and (bits == 512 or "zmm" not in text)
 
 
 def test_other_types_and_processors_are_left_to_others() -> None:
-    assert lower_bfloat_product(contraction(linear, [(8, 8), (8, 8)], float32), WITH_PAIRS) is None
-    narrow = cpu_spec("x86-64-v3", "x86_64-unknown-linux-gnu", ["avx2", "fma", "sse2"])
-    assert lower_bfloat_product(contraction(linear, [(8, 8), (8, 8)]), narrow) is None
+    shapes = [(8, 8), (8, 8)]
+    assert lower_bfloat_product(contraction(linear, shapes, float32), with_pairs()) is None
+    assert lower_bfloat_product(contraction(linear, shapes), with_pairs()) is not None
+    assert lower_bfloat_product(contraction(linear, shapes), avx2_spec()) is None

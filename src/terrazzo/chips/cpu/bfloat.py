@@ -28,8 +28,7 @@ _COPY_ELEMENTS = 16384  # elements worth packing in a task of their own
 
 def adds_pairs(chip: ChipSpec) -> bool:
     """Whether a chip adds up products of two bfloat16, at its full width."""
-    return chip.has("avx512bf16") and (chip.vector_bits == 512 or (
-        chip.vector_bits == 256 and chip.has("avx512vl")))
+    return chip.has("avx512bf16") and chip.vector_bits in (256, 512)
 
 
 def lower_bfloat_product(program: Program, chip: ChipSpec,
@@ -54,6 +53,9 @@ class _BfloatGemm(Gemm):
     """One kernel in the making."""
 
     together = 2
+
+    def vector_registers(self) -> int:
+        return 32  # of all processors that have the instruction
 
     @property
     def item(self) -> DType:

@@ -30,6 +30,10 @@ _NEEDS_WIDER_THAN = {
     128: re.compile(r"avx.*|amx-avx512|fma4?|f16c|xop|vaes|vpclmulqdq|sha512|sm[34]"),
 }
 
+# What functions are allowed that multiply pairs of bfloat16, also in vectors of 256 bits: no
+# narrower instruction set has the instruction.
+PAIRS_NEED = ("avx512f", "avx512bw", "avx512vl", "avx512bf16")
+
 # The lines of /proc/cpuinfo that tell one kind of processor from another.
 _IDENTITY = re.compile(
     r"^(?:vendor_id|cpu family|model|model name|stepping|flags"
@@ -165,6 +169,8 @@ def cpu_spec(
     too_wide = _NEEDS_WIDER_THAN[bits]
     usable = {key: on and not too_wide.fullmatch(key) for key, on in known.items()}
     present = frozenset(key for key, on in usable.items() if on)
+    if bits == 256 and all(known.get(name) for name in PAIRS_NEED):
+        present |= {"avx512bf16"}  # single functions may use it, LLVM by itself may not
     if bits == 512:
         # Intel's tuning tables make LLVM split our vectors in halves unless told otherwise.
         usable["prefer-256-bit"] = False

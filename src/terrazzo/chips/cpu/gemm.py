@@ -139,7 +139,7 @@ class Gemm:
         self.n, self.k = product.column.extent, product.k.extent
         self.batch = product_of(a.extent for a in product.batch)
         self.lanes = chip.lanes(self.wide.bits)
-        self.registers = 32 if chip.vector_registers >= 32 else 16
+        self.registers = self.vector_registers()
         self.can_pack = self.is_constant_matrix(product.b, constants)
         self.mr, vectors = self.choose_tile()
         self.nr = vectors * self.lanes
@@ -166,6 +166,10 @@ class Gemm:
         few = self.packing is None and panels is not None and (
             panels < _TASKS_PER_CORE // 2 * chip.cores)
         self.panel_rows = _PANEL_ROWS if not few else _PANEL_ROWS_WHEN_FEW
+
+    def vector_registers(self) -> int:
+        """Registers that the tile is made for: 16 or 32."""
+        return 32 if self.chip.vector_registers >= 32 else 16
 
     @property
     def item(self) -> DType:

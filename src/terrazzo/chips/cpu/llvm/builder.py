@@ -606,6 +606,11 @@ class Builder:
         if len(mask) == 1:
             lane = mask[0]
             return self.extract(a, lane) if lane < a.lanes else self.extract(other, lane - a.lanes)
+        bits = _as_bits(a.ty)
+        if bits != a.ty:
+            moved = self.shuffle(self.bitcast(a, bits), None if b is None else self.bitcast(
+                b, bits), mask)
+            return self.bitcast(moved, vec(a.elem, len(mask)))
         lanes = ", ".join("i32 poison" if lane < 0 else f"i32 {lane}" for lane in mask)
         template = f"shufflevector {a.ty} {{}}, {a.ty} {{}}, <{len(mask)} x i32> <{lanes}>"
         return self._pure(vec(a.elem, len(mask)), template, [a, other])

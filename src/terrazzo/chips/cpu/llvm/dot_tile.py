@@ -16,6 +16,7 @@ from terrazzo.chips.cpu.llvm.tile_parts import (
     finish,
     load_vector,
     mask_below,
+    pairs_allowed,
     pointers,
     widen,
     write_once,
@@ -36,13 +37,15 @@ def emit_dot_tile(emitter: LoopEmitter, tile: Tile, scope: Scope) -> bool:
     width = emitter.chip.lanes(8 * FLOATS[elems[0]])
     # One row uses each vector of B once, straight from memory; more rows keep it in a register.
     registers = mr * nr + (nr if mr > 1 else 1) + 1
-    if nr & (nr - 1) or nr > width or registers > emitter.chip.vector_registers:
+    paired = elems == ["float", "bfloat", "bfloat"] and adds_pairs(emitter.chip)
+    there = 32 if paired else emitter.chip.vector_registers
+    if nr & (nr - 1) or nr > width or registers > there:
         return False
     sizes = [emitter.index(s, scope) for s in tile.sizes]
     name = f"dot_{mr}x{nr}_{'_'.join(elems)}{'_masked' if len(sizes) > 4 else ''}"
-    paired = elems == ["float", "bfloat", "bfloat"] and adds_pairs(emitter.chip)
     shape = _Dot(mr, nr, width, tuple(elems), 2 if paired else 1)
-    write_once(emitter.module, name, ["ptr"] * 3 + ["i1"] + ["i64"] * len(sizes), shape.write)
+    write_once(emitter.module, name, ["ptr"] * 3 + ["i1"] + ["i64"] * len(sizes), shape.write,
+               pairs_allowed(emitter.chip) if paired else "")
     emitter.b.call("void", name, [*pointers(emitter, tile, scope),
                                   const("i1", bool(tile.constants["accumulate"])), *sizes])
     return True

@@ -22,6 +22,7 @@ from terrazzo.chips.cpu.llvm.tile_parts import (
 if TYPE_CHECKING:
     from terrazzo.chips.cpu.llvm.expressions import Scope
     from terrazzo.chips.cpu.llvm.loops import LoopEmitter
+    from terrazzo.chips.spec import ChipSpec
     from terrazzo.loop.ir import Tile
 
 # Rows of B asked for ahead of their use. A panel comes from the second-level cache or from further
@@ -68,7 +69,7 @@ def emit_tile(emitter: LoopEmitter, tile: Tile, scope: Scope, shape: Fma) -> boo
 
 def _rows_in_registers(emitter: LoopEmitter, shape: Fma) -> int:
     """How many rows of accumulators there are registers for."""
-    vectors, registers = -(-shape.nr // shape.width), emitter.chip.vector_registers
+    vectors, registers = -(-shape.nr // shape.width), shape.registers(emitter.chip)
     return 0 if vectors > registers - 2 else max(1, (registers - vectors - 1) // vectors)
 
 
@@ -146,15 +147,20 @@ class Fma:
     width: int
     elems: tuple[str, ...]
     near: bool  # B is in the nearest cache: asking for it ahead would take slots from the FMAs
+    attributes: str = ""  # of the function
 
     def name(self, masked: bool) -> str:
         return (f"fma_{self.mr}x{self.nr}_{'_'.join(self.elems)}{'_near' if self.near else ''}"
                 f"{'_masked' if masked else ''}")
 
+    def registers(self, chip: ChipSpec) -> int:
+        return chip.vector_registers
+
     def function(self, module: Module, masked: bool) -> str:
         """The name of the function that computes such a tile, which is written if need be."""
         name = self.name(masked)
-        write_once(module, name, ["ptr"] * 4 + ["i1"] + ["i64"] * (6 + masked), self.write)
+        write_once(module, name, ["ptr"] * 4 + ["i1"] + ["i64"] * (6 + masked), self.write,
+                   self.attributes)
         return name
 
     def write(self, b: Builder, params: list[Val]) -> None:

@@ -18,6 +18,7 @@ from terrazzo.chips.cpu.llvm.tile_parts import (
     add_pairs,
     finish,
     load_vector,
+    pairs_allowed,
     pointers,
     store_vector,
     write_once,
@@ -27,6 +28,7 @@ from terrazzo.chips.cpu.llvm.transpose_tile import joined, transposed
 if TYPE_CHECKING:
     from terrazzo.chips.cpu.llvm.expressions import Scope
     from terrazzo.chips.cpu.llvm.loops import LoopEmitter
+    from terrazzo.chips.spec import ChipSpec
     from terrazzo.loop.ir import Tile
 
 _LINE = 64  # bytes of a cache line
@@ -52,15 +54,19 @@ def _shape(emitter: LoopEmitter, tile: Tile) -> Pairs | None:
             elems[0] not in ("float", "bfloat")):
         return None
     return Pairs(mr, nr, width, elems, bool(tile.constants.get("near")),
-                 bool(tile.constants["paired"]), bool(tile.constants["even"]))
+                 pairs_allowed(emitter.chip), bool(tile.constants["paired"]),
+                 bool(tile.constants["even"]))
 
 
 @dataclass(frozen=True)
 class Pairs(Fma):
     """A tile of pairs; sizes count elements, `a_step` and `ldb` of paired B go a pair further."""
 
-    paired: bool
-    even: bool
+    paired: bool = True
+    even: bool = False
+
+    def registers(self, chip: ChipSpec) -> int:
+        return 32
 
     def name(self, masked: bool) -> str:
         return (f"pairs_{self.mr}x{self.nr}_{self.elems[0]}{'' if self.paired else '_rows'}"

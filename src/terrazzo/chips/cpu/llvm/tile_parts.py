@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from terrazzo.chips.cpu.description import PAIRS_NEED
 from terrazzo.chips.cpu.llvm.builder import Builder, Module, Val, const, iota, vec
 from terrazzo.chips.cpu.llvm.convert import to_f32
 from terrazzo.chips.cpu.llvm.scalars import memory_type
@@ -12,6 +13,7 @@ from terrazzo.chips.cpu.llvm.scalars import memory_type
 if TYPE_CHECKING:
     from terrazzo.chips.cpu.llvm.expressions import Scope
     from terrazzo.chips.cpu.llvm.loops import LoopEmitter
+    from terrazzo.chips.spec import ChipSpec
     from terrazzo.loop.ir import Tile
 
 FLOATS = {"float": 4, "double": 8, "half": 2, "bfloat": 2}
@@ -26,11 +28,12 @@ def elements(tile: Tile) -> list[str] | None:
 
 
 def write_once(module: Module, name: str, params: Sequence[str],
-                body: Callable[[Builder, list[Val]], None]) -> None:
+               body: Callable[[Builder, list[Val]], None], attributes: str = "") -> None:
     if module.defines(name):
         return
     formals = [(ty, f"p{i}") for i, ty in enumerate(params)]
-    b = Builder(module, name, formals, linkage="internal", attrs="nounwind noinline")
+    b = Builder(module, name, formals, linkage="internal",
+                attrs=f"nounwind noinline {attributes}".rstrip())
     body(b, list(b.params))
     b.ret()
 
@@ -88,6 +91,16 @@ def store_vector(b: Builder, value: Val, pointer: Val, mask: Val | None, align: 
         b.if_(mask, lambda: b.store(value, pointer, align))
     else:
         b.masked_store(value, pointer, mask, align)
+
+
+def pairs_allowed(chip: ChipSpec) -> str:
+    """The attribute of a function that multiplies pairs of bfloat16, where others must not."""
+    if chip.vector_bits == 512:
+        return ""
+    more = ",".join(f"+{name}" for name in PAIRS_NEED)
+    bits = chip.vector_bits
+    return (f'"target-features"="{chip.llvm_features},{more}" "prefer-vector-width"="{bits}" '
+            f'"min-legal-vector-width"="{bits}"')
 
 
 def add_pairs(b: Builder, total: Val, left: Val, right: Val) -> Val:
