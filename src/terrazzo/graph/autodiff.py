@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.base.nests import leaves, mapped
+from terrazzo.base.shapes import Shape
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import GradientError, NotDifferentiable, user_location
 from terrazzo.graph.ir import (
@@ -33,6 +34,7 @@ from terrazzo.graph.ir import (
     trace_scope,
     tracing,
 )
+from terrazzo.index import IndexExpr
 from terrazzo.index.guards import all_equal
 from terrazzo.ops.define import operator
 
@@ -143,7 +145,31 @@ def rule_gradients(node: Node, cotangents: Sequence[Value | None]) -> Sequence[V
             f"gradient{'s' * (len(found) != 1)}, and the operator has {wanted} "
             f"input{'s' * (wanted != 1)}", where=node.where or None,
             hint=f"return a list of {wanted}, with None for an input that has no gradient")
-    return [None if g is None else as_value(g) for g in found]
+    return [None if g is None else _checked(node, i, g) for i, g in enumerate(found)]
+
+
+def _checked(node: Node, number: int, gradient: Any) -> Value:
+    """A gradient that a rule answered with, if it can be one of its input."""
+    source = node.inputs[number]
+    if not is_tensor(gradient) and not is_number(gradient) and not isinstance(
+            gradient, (np.generic, IndexExpr)):
+        raise GradientError(
+            f"the gradient rule of {node.op.name} returned a {type(gradient).__name__} for its "
+            f"input {number}", where=node.where or None,
+            hint="return a tensor, a number, or None where there is no gradient")
+    value = as_value(gradient)
+    if source is not None and not _fits(value.type.shape, source.type.shape):
+        raise GradientError(
+            f"the gradient rule of {node.op.name} returned {value.type} for its input {number}, "
+            f"which is {source.type}", where=node.where or None,
+            hint="return what has the shape of the input, or broadcasts with it")
+    return value
+
+
+def _fits(found: Shape, wanted: Shape) -> bool:
+    """Whether sizes, counted from the last axis, are equal or 1, as far as they are known."""
+    return all(n == m or 1 in (n, m) or not (isinstance(n, int) and isinstance(m, int))
+               for n, m in zip(reversed(found), reversed(wanted)))
 
 
 def zeros(type: TensorType) -> Value:
