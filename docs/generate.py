@@ -75,6 +75,24 @@ def how_it_works() -> str:
     return text
 
 
+README = "../README.md"
+
+
+def readme() -> str:
+    """README with what its example prints made again; the rest of it is written by hand."""
+    graph, _ = trace(gelu, [TensorType((1024, 1024), tz.float32)], name="gelu")
+    loops = level_text(Lowering(graph, Cpu(avx2_spec(cores=2))), "loop")
+    return between((HERE / README).read_text(), "loop", block(loops) + "\n")
+
+
+def between(text: str, name: str, content: str) -> str:
+    """A page with other content between the two marks of a name."""
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, found, rest = text.partition(start)
+    assert found and end in rest, f"there is no {start.strip()} with its end"
+    return before + start + content + end + rest.partition(end)[2]
+
+
 # ---------------------------------------------------------------- tables
 def operators() -> str:
     lines = ["# Operators", "",
@@ -324,9 +342,7 @@ def triton_cpu() -> str:
     suite = tomllib.loads((HERE / "triton_suite.toml").read_text())
     for name, table in (("language", triton_language()), ("operations", triton_operations()),
                         ("suite", triton_suite(suite)), ("failing", triton_failing(suite))):
-        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, _, rest = text.partition(start)
-        text = before + start + table + end + rest.partition(end)[2]
+        text = between(text, name, table)
     return text
 
 
@@ -387,7 +403,7 @@ def triton_failing(suite: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {STUB: stub, "how-it-works.md": how_it_works, "operators.md": operators,
+PAGES = {README: readme, STUB: stub, "how-it-works.md": how_it_works, "operators.md": operators,
          "knobs.md": knob_table, "onnx-operators.md": onnx_operators, "triton-cpu.md": triton_cpu}
 
 

@@ -279,6 +279,9 @@ def cosh(x: Array, /) -> Array:
 def count_nonzero(x: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """how many elements along axes are not zero"""
 @_operator
+def counts_of_ngrams(x: Array, parents: Array, labels: Array, children: Array, counted: Array, columns: int, longest: int, skips: int) -> Any:
+    """how often the n-grams of a trie (see `terrazzo.ops.ngrams`) occur in rows of integers"""
+@_operator
 def cross_entropy(logits: Array, target: Array, weight: Array | None = None, axis: int | None = None, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0) -> Array:
     """minus the log of the softmax of logits at each target: class numbers, or probabilities"""
 @_operator

@@ -16,7 +16,7 @@ def generator():
 
 
 @pytest.mark.parametrize("page", ["how-it-works.md", "operators.md", "knobs.md",
-                                  "../src/terrazzo/__init__.pyi"])
+                                  "../src/terrazzo/__init__.pyi", "../README.md"])
 def test_page_is_up_to_date(page):
     module = generator()
     fresh, stored = module.PAGES[page](), (DOCS / page).read_text()
