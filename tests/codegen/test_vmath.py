@@ -136,7 +136,9 @@ DOUBLE_RANGE = {
 # erfinv refines a fit with libm's erf, digamma sums ten terms, and the reference for lgamma is
 # Python's own: a few units more than libm against libm.
 DOUBLE_TOLERANCE = {
-    **dict.fromkeys(("expm1", "log2", "log10", "tanh"), 1e-15),  # 2 ulp against libm's 1
+    # 2 ulp against libm's 1
+    **dict.fromkeys(("expm1", "log2", "log10", "tanh", "sinh", "asinh", "acosh", "atanh",
+                     "atan2"), 1e-15),
     "erfinv": 2e-15,
     "digamma": 1e-14,
     "lgamma": 2e-15,
@@ -158,22 +160,38 @@ def test_double_precision_is_near_libm(name: str, rng: np.random.Generator) -> N
     np.testing.assert_allclose(got, exact, rtol=DOUBLE_TOLERANCE.get(name, 5e-16), atol=0)
 
 
-# The largest errors that a hundred times as many inputs showed are 0.7 (exp, exp2), 0.8 (log,
-# log1p, sin, cos), 1.3 (expm1), 1.6 (log2, log10), 2.1 (sigmoid) and 2.3 (tanh) ulp.
+# The largest errors that many times as many inputs showed are 0.7 (exp, exp2, asin), 0.8 (log,
+# log1p, sin, cos, acos, pow), 0.9 (atan), 1.0 (tan), 1.1 (cosh, hypot), 1.3 (expm1), 1.5 (atan2),
+# 1.6 (log2, log10, sinh, asinh), 1.7 (atanh), 1.9 (acosh), 2.1 (sigmoid) and 2.3 (tanh) ulp.
 DOUBLE_ULP = {
-    **dict.fromkeys(("exp", "exp2", "log", "log1p", "sin", "cos"), 1.0),
-    **dict.fromkeys(("expm1", "log2", "log10"), 2.0), "sigmoid": 2.5, "tanh": 2.5,
+    **dict.fromkeys(("exp", "exp2", "log", "log1p", "sin", "cos", "asin", "acos", "atan"), 1.0),
+    **dict.fromkeys(("expm1", "log2", "log10", "sinh", "asinh", "acosh", "atanh"), 2.0),
+    "tan": 1.2, "cosh": 1.5, "sigmoid": 2.5, "tanh": 2.5,
 }
+DOUBLE_ULP_OF_TWO = {"pow": 1.0, "atan2": 2.0, "hypot": 1.5}
+_NUMPY = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "atan2": "arctan2",
+          "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh", "pow": "power"}
 
 
-def _wide(name: str, x: np.ndarray) -> np.ndarray:
+def _wide(name: str, *operands: np.ndarray) -> np.ndarray:
     """The function in a wider type than f64."""
-    wide = x.astype(np.longdouble)
+    wide = [x.astype(np.longdouble) for x in operands]
     if name == "sigmoid":
-        e = np.exp(-np.abs(wide))
-        return np.where(wide < 0, e, 1) / (1 + e)
-    result: np.ndarray = getattr(np, name)(wide)
+        e = np.exp(-np.abs(wide[0]))
+        return np.where(wide[0] < 0, e, 1) / (1 + e)
+    result: np.ndarray = getattr(np, _NUMPY.get(name, name))(*wide)
     return result
+
+
+def _check_double(name: str, got: np.ndarray, exact: np.ndarray, limit: float) -> None:
+    """Results against those of a wider type: what is finite, signs of zeros, errors in ulp."""
+    rounded = exact.astype(np.float64)
+    same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(rounded))
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(rounded))
+    np.testing.assert_array_equal(np.signbit(got[rounded == 0]), np.signbit(rounded[rounded == 0]))
+    unit = np.spacing(np.abs(np.where(np.isfinite(rounded), rounded, 1.0)))
+    assert np.where(same, 0, np.abs(got - exact) / unit).max() <= limit, name
 
 
 def _double_inputs(rng: np.random.Generator) -> np.ndarray:
@@ -195,13 +213,30 @@ def _double_inputs(rng: np.random.Generator) -> np.ndarray:
 def test_double_precision_in_vectors(name: str, generic: bool, rng: np.random.Generator) -> None:
     x = _double_inputs(rng)
     got = ulp.compile_function(name, np.float64, lanes=8, count=2, generic=generic)(x)
-    exact = _wide(name, x)
-    rounded = exact.astype(np.float64)
-    same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
-    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(rounded))
-    np.testing.assert_array_equal(np.signbit(got[rounded == 0]), np.signbit(rounded[rounded == 0]))
-    unit = np.spacing(np.abs(np.where(np.isfinite(rounded), rounded, 1.0)))
-    assert np.where(same, 0, np.abs(got - exact) / unit).max() <= DOUBLE_ULP[name]
+    _check_double(name, got, _wide(name, x), DOUBLE_ULP[name])
+
+
+def _pairs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Any two numbers, all pairs of special ones, and powers of all sizes."""
+    x, y = _double_inputs(rng), rng.permutation(_double_inputs(rng))
+    edges = np.array([0.0, 1.0, np.inf, np.nan, 5e-324, 1e-300, 1e300, 0.5, 2.0, 3.0, 2.5, 1e17])
+    edges = np.concatenate([edges, -edges])
+    base = np.abs(1 + rng.standard_normal(20_000) * rng.choice([1e-9, 1e-3, 0.3, 1e5], 20_000))
+    reach = rng.uniform(-746, 710, base.size) / np.log(base)
+    whole = rng.integers(-60, 60, base.size).astype(np.float64)
+    return (np.concatenate([x, np.repeat(edges, edges.size), base, -base]),
+            np.concatenate([y, np.tile(edges, edges.size), reach, whole]))
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 60, reason="needs a wider type than f64")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize("name", DOUBLE_ULP_OF_TWO)
+def test_two_operands_in_double_precision(name: str, generic: bool, rng: np.random.Generator
+                                          ) -> None:
+    operands = _pairs(rng)
+    got = ulp.compile_function(name, np.float64, lanes=8, count=2, generic=generic)(*operands)
+    _check_double(name, got, _wide(name, *operands), DOUBLE_ULP_OF_TWO[name])
 
 
 @pytest.mark.parametrize("generic", [False, True])

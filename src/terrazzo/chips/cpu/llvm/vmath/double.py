@@ -1,4 +1,4 @@
-"""Functions on f64: within 2 ulp, in vectors; the rarer ones call libm lane by lane.
+"""Functions on f64: within 2 ulp, in vectors; the rarest ones call libm lane by lane.
 
 Arguments are reduced as fdlibm does it, with fused multiply-adds; coefficients are Chebyshev fits
 of our own, whose relative errors are under 3e-18. All of it uses what AVX2 has on 64-bit lanes: no
@@ -22,9 +22,9 @@ from terrazzo.chips.cpu.llvm.vmath.parts import (
     poly,
 )
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 # ln 2 and log10 2 in two parts: the first has few enough bits that its multiples are exact.
-_LN2 = (0.6931471805598903, 5.497923018708371e-14)
+LN2 = (0.6931471805598903, 5.497923018708371e-14)
 _LOG10_2 = (0.30102999566383914, 1.42050232272661e-13)
 # 1 / ln 2 and 1 / ln 10, each with what it was rounded by.
 _PER_LN2 = (1.4426950408889634, 2.0355273740931033e-17)
@@ -148,7 +148,7 @@ def _power_of_two(b: Builder, shifted: Val) -> Val:
     return b.bitcast(b.add(b.shl(bits(b, shifted), 52), _ONE), shifted.ty)
 
 
-def _scaled(b: Builder, x: Val, j: Val) -> Val:
+def scaled(b: Builder, x: Val, j: Val) -> Val:
     """x * 2^j, rounded once; in two steps, as 2^j itself may be beyond the normal numbers."""
     if avx512.usable(b, x, "double"):
         return avx512.scale(b, x, j)
@@ -157,10 +157,10 @@ def _scaled(b: Builder, x: Val, j: Val) -> Val:
     return b.fmul(b.fmul(x, _power_of_two(b, half)), _power_of_two(b, rest))
 
 
-def _reduced(b: Builder, x: Val) -> tuple[Val, Val, Val]:
+def reduced(b: Builder, x: Val) -> tuple[Val, Val, Val]:
     """x = j ln 2 + r: gives j, r, and what r was rounded by."""
-    j = b.fsub(b.fma(x, _LOG2_E, ROUNDER_DOUBLE), ROUNDER_DOUBLE)
-    high, low = b.fma(j, -_LN2[0], x), b.fmul(j, _LN2[1])
+    j = b.fsub(b.fma(x, LOG2_E, ROUNDER_DOUBLE), ROUNDER_DOUBLE)
+    high, low = b.fma(j, -LN2[0], x), b.fmul(j, LN2[1])
     r = b.fsub(high, low)
     return j, r, b.fsub(b.fsub(high, r), low)
 
@@ -170,7 +170,7 @@ def _curve(b: Builder, r: Val, rest: Val) -> Val:
     return b.fma(b.fmul(r, r), poly(b, r, _EXP), rest)
 
 
-def _power(b: Builder, r: Val, rest: Val) -> Val:
+def power_of(b: Builder, r: Val, rest: Val) -> Val:
     """e^r for small r, rounded little more than once."""
     first = b.fadd(r, 1.0)
     lost = b.fsub(r, b.fsub(first, 1.0))
@@ -178,8 +178,8 @@ def _power(b: Builder, r: Val, rest: Val) -> Val:
 
 
 def exp(b: Builder, x: Val) -> Val:
-    j, r, rest = _reduced(b, at_least(b, at_most(b, x, 710.0), -746.0))
-    return _scaled(b, _power(b, r, rest), j)
+    j, r, rest = reduced(b, at_least(b, at_most(b, x, 710.0), -746.0))
+    return scaled(b, power_of(b, r, rest), j)
 
 
 def exp2(b: Builder, x: Val) -> Val:
@@ -188,11 +188,11 @@ def exp2(b: Builder, x: Val) -> Val:
     f = b.fsub(limited, j)
     r = b.fmul(f, math.log(2))
     rest = b.fma(f, 2.319046813846299e-17, b.fma(f, math.log(2), b.fneg(r)))
-    return _scaled(b, _power(b, r, rest), j)
+    return scaled(b, power_of(b, r, rest), j)
 
 
 def expm1(b: Builder, x: Val) -> Val:
-    j, r, rest = _reduced(b, at_least(b, at_most(b, x, 710.0), -40.0))
+    j, r, rest = reduced(b, at_least(b, at_most(b, x, 710.0), -40.0))
     # e^x overflows one step before 2^1024 e^r / 2^1024 does.
     high = b.fcmp("ogt", j, 1023.0)
     power = _power_of_two(b, b.fadd(b.select(high, b.const(x.ty, 1023.0), j), ROUNDER_DOUBLE))
@@ -232,7 +232,7 @@ def _split(b: Builder, x: Val) -> tuple[Val, Val]:
     return exponent, b.fsub(b.bitcast(mantissa, x.ty), 1.0)
 
 
-def _split_any(b: Builder, x: Val) -> tuple[Val, Val]:
+def split_any(b: Builder, x: Val) -> tuple[Val, Val]:
     """The same for denormals too."""
     small = b.fcmp("olt", x, _SMALLEST_NORMAL)
     exponent, f = _split(b, b.select(small, b.fmul(x, 2.0**54), x))
@@ -263,25 +263,25 @@ def _edges(b: Builder, x: Val, result: Val) -> Val:
 def _log_sum(b: Builder, exponent: Val, f: Val, more: Val | None = None) -> Val:
     """exponent * ln 2 + log(1 + f), the large parts last."""
     half_square, rest = _log_parts(b, f)
-    low = b.fma(exponent, _LN2[1], rest)
+    low = b.fma(exponent, LN2[1], rest)
     if more is not None:
         low = b.fadd(low, more)
-    return b.fsub(b.fmul(exponent, _LN2[0]), b.fsub(b.fsub(half_square, low), f))
+    return b.fsub(b.fmul(exponent, LN2[0]), b.fsub(b.fsub(half_square, low), f))
 
 
 def log(b: Builder, x: Val) -> Val:
-    return _edges(b, x, _log_sum(b, *_split_any(b, x)))
+    return _edges(b, x, _log_sum(b, *split_any(b, x)))
 
 
 def log2(b: Builder, x: Val) -> Val:
-    exponent, f = _split_any(b, x)
+    exponent, f = split_any(b, x)
     small = _log_near_one(b, f)
     product = b.fma(small, _PER_LN2[0], b.fmul(small, _PER_LN2[1]))
     return _edges(b, x, b.fadd(exponent, product))
 
 
 def log10(b: Builder, x: Val) -> Val:
-    exponent, f = _split_any(b, x)
+    exponent, f = split_any(b, x)
     small = _log_near_one(b, f)
     low = b.fma(exponent, _LOG10_2[1], b.fmul(small, _PER_LN10[1]))
     low = b.fma(small, _PER_LN10[0], low)
@@ -304,9 +304,17 @@ def log1p(b: Builder, x: Val) -> Val:
 # -- circular functions ----------------------------------------------------------------------------
 
 
-def _circular(b: Builder, name: str, x: Val, quarter: int) -> Val:
-    """sin of x and so many quarters of a turn."""
-    a = b.fabs(x)
+Pair = tuple[Val, Val]  # a number, and what it was rounded by
+
+
+def plus(b: Builder, large: Val, small: Val) -> Pair:
+    """The sum of two numbers, the first of them larger or 0 (Fast2Sum)."""
+    high = b.fadd(large, small)
+    return high, b.fsub(small, b.fsub(high, large))
+
+
+def _sine_and_cosine(b: Builder, x: Val) -> tuple[Pair, Pair, Val]:
+    """sin and cos of what x is from a multiple of pi/2, and the multiple + rounder."""
     shifted = b.fma(x, 2.0 / math.pi, ROUNDER_DOUBLE)
     j = b.fsub(shifted, ROUNDER_DOUBLE)
     first = b.fma(j, -_HALF_PI[0], x)
@@ -318,11 +326,16 @@ def _circular(b: Builder, name: str, x: Val, quarter: int) -> Val:
     rest = b.fadd(lost, b.fma(j, -_HALF_PI[2], b.fma(j, -_HALF_PI[1], b.fneg(second))))
     z = b.fmul(r, r)
     half = b.fmul(z, 0.5)
-    sine = b.fadd(r, b.fma(b.fmul(z, r), poly(b, z, _SIN), b.fmul(rest, b.fsub(1.0, half))))
+    sine = plus(b, r, b.fma(b.fmul(z, r), poly(b, z, _SIN), b.fmul(rest, b.fsub(1.0, half))))
     whole = b.fsub(1.0, half)
     small = b.fma(b.fmul(z, z), poly(b, z, _COS),
                   b.fma(r, b.fneg(rest), b.fsub(b.fsub(1.0, whole), half)))
-    cosine = b.fadd(whole, small)
+    return sine, plus(b, whole, small), shifted
+
+
+def _circular(b: Builder, name: str, x: Val, quarter: int) -> Val:
+    """sin of x and so many quarters of a turn."""
+    (sine, _), (cosine, _), shifted = _sine_and_cosine(b, x)
     turns = b.add(bits(b, shifted), quarter)
     odd = b.icmp("ne", b.and_(turns, 1), 0)
     value = b.select(odd, cosine, sine)
@@ -330,7 +343,22 @@ def _circular(b: Builder, name: str, x: Val, quarter: int) -> Val:
     result = b.bitcast(b.xor(bits(b, value), sign), x.ty)
     if quarter == 0:  # -0 keeps its sign
         result = b.select(b.fcmp("oeq", x, 0.0), x, result)
-    return huge_lanes_from_libm(b, name, x, b.fcmp("ogt", a, _TRIG_LIMIT), result)
+    return huge_lanes_from_libm(b, name, x, b.fcmp("ogt", b.fabs(x), _TRIG_LIMIT), result)
+
+
+def tan(b: Builder, x: Val) -> Val:
+    """The quotient, and what it lacks with regard to what both numbers were rounded by."""
+    sine, cosine, shifted = _sine_and_cosine(b, x)
+    odd = b.icmp("ne", b.and_(bits(b, shifted), 1), 0)
+    top, top_rest = (b.select(odd, b.fneg(c), s) for s, c in zip(sine, cosine, strict=True))
+    below, below_rest = (b.select(odd, s, c) for s, c in zip(sine, cosine, strict=True))
+    inverse = b.fdiv(1.0, below)
+    quotient = b.fmul(top, inverse)
+    lacks = b.fma(quotient, b.fneg(below_rest), top_rest)
+    lacks = b.fadd(b.fma(quotient, b.fneg(below), top), lacks)
+    result = b.fma(lacks, inverse, quotient)
+    result = b.select(b.fcmp("oeq", x, 0.0), x, result)  # -0 keeps its sign
+    return huge_lanes_from_libm(b, "tan", x, b.fcmp("ogt", b.fabs(x), _TRIG_LIMIT), result)
 
 
 def sin(b: Builder, x: Val) -> Val:
