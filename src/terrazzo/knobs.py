@@ -363,6 +363,14 @@ class Knobs(Settings):
             for knob in _TABLE
         )
 
+    def _repr_html_(self) -> str:
+        from terrazzo.base.tables import Table
+
+        rows = tuple((row.name, str(row.value), row.variable, row.allowed, row.meaning)
+                     for row in self.describe())
+        return Table("settings", ("name", "value", "variable", "allowed", "meaning"), rows,
+                     left=5).html()
+
     def __repr__(self) -> str:
         values = (f"{knob.name}={getattr(self, knob.name)!r}" for knob in _TABLE)
         return f"Knobs({', '.join(values)})"

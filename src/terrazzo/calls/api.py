@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from terrazzo.base.nests import pack
+from terrazzo.base.tables import Listing
 from terrazzo.calls import captures, into
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
@@ -718,7 +719,7 @@ def lower(graph: Graph, level: str, chip: str = "", over: Over = ()) -> str:
     from terrazzo.compiler.driver import Options, graph_level
 
     with knobs.override(chip=chip or knobs.chip):
-        return graph_level(graph, level, Options.now(), over=over)
+        return Listing(graph_level(graph, level, Options.now(), over=over))
 
 
 def _compile(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

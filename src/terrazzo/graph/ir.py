@@ -187,7 +187,7 @@ class Operator:
         tensors, attrs = self.bind(args, kwargs)
         return apply(self, tensors, attrs)
 
-    def lower(self, /, *tensors_and_level: Any, target: str = "cpu", **attrs: Any) -> str:
+    def lower(self, /, *tensors_and_level: Any, chip: str = "", **attrs: Any) -> str:
         """One level of this operator's compilation as text, the level being the last argument.
 
         >>> import numpy as np, terrazzo as tz
@@ -196,10 +196,10 @@ class Operator:
             %1: f32[4] = relu(x0)
             return %1
 
-        Levels of the target "cpu" are graph, canonical, expr, schedule, loop, llvm and asm; of the
-        target "triton", triton.
+        Levels are graph, canonical, expr, schedule, loop and those of the chip: llvm and asm of
+        CPUs; also triton. The chip is that of the setting of this name if not given.
         """
-        return HOOKS["lower"](self, tensors_and_level, {"target": target, **attrs})
+        return HOOKS["lower"](self, tensors_and_level, {"chip": chip, **attrs})
 
     def verify(self, /, *tensors: Any, **options: Any) -> Any:
         """`tz.verify(this, ...)`: every level against the one above, and the gradient."""

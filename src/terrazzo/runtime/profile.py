@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from terrazzo.base.tables import ShownAsTable, Table
 from terrazzo.knobs import knobs
 
 
@@ -58,8 +59,8 @@ class Row:
     bytes: int
 
 
-@dataclass
-class Recording:
+@dataclass(repr=False)
+class Recording(ShownAsTable):
     """The runs of some stretch of time."""
 
     runs: list[Profile] = field(default_factory=list)
@@ -89,6 +90,17 @@ class Recording:
         whole = sum(run.duration_ns for run in self.runs)
         lines.append(f"{whole / 1e3:10.1f} us in {len(self.runs)} runs")
         return "\n".join(lines)
+
+    def shown(self) -> Table:
+        rows = self.rows()
+        total = max(sum(row.total_ns for row in rows), 1e-9)
+        whole = sum(run.duration_ns for run in self.runs)
+        return Table(
+            f"{whole / 1e3:.1f} us in {len(self.runs)} runs",
+            ("kernel", "operators", "calls", "us", "share", "GB/s", "GFLOP/s"),
+            tuple((row.name, row.origin, str(row.calls), f"{row.total_ns / 1e3:.1f}",
+                   f"{row.total_ns / total:.1%}", f"{row.bytes / max(row.total_ns, 1e-9):.1f}",
+                   f"{row.flops / max(row.total_ns, 1e-9):.1f}") for row in rows), left=2)
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write Chrome trace events, which Perfetto and chrome://tracing open."""

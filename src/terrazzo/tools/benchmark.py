@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.tables import ShownAsTable, Table
 from terrazzo.calls.api import Compiled, compiled
 from terrazzo.chips.registry import chip_for
 from terrazzo.chips.spec import Roofline
@@ -91,8 +92,8 @@ class Line:
         return self.limit / self.seconds
 
 
-@dataclass(frozen=True)
-class BenchReport:
+@dataclass(frozen=True, repr=False)
+class BenchReport(ShownAsTable):
     """What `bench` measured; prints as a table."""
 
     name: str
@@ -105,33 +106,17 @@ class BenchReport:
     def __getitem__(self, name: str) -> Line:
         return next(line for line in self.lines if line.name == name)
 
-    def __rich__(self) -> Any:
-        from rich.table import Table
-
-        table = Table(
-            title=f"{self.name}({self.types})", title_justify="left", caption_justify="left",
-            caption=f"{self.threads} threads; this machine: "
-                    f"{self.limits.bytes_per_second / 1e9:.1f} GB/s, "
-                    f"{self.limits.flops_per_second / 1e9:.0f} GFLOP/s (float32), measured")
-        for head in ("", "us", "GB/s", "GFLOP/s", "of roofline", "against ours"):
-            table.add_column(head, justify="left" if not head else "right")
+    def shown(self) -> Table:
         ours = self.lines[0].seconds
-        for line in self.lines:
-            table.add_row(line.name, f"{line.seconds * 1e6:.1f}",
-                          f"{line.bytes / line.seconds / 1e9:.1f}",
-                          f"{line.flops / line.seconds / 1e9:.1f}", f"{line.roofline:.0%}",
-                          f"{line.seconds / ours:.2f}x")
-        return table
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=110, force_terminal=False)
-        with console.capture() as text:
-            console.print(self)
-            for note in self.notes:
-                console.print(note, soft_wrap=True)
-        return text.get()
+        rows = tuple((line.name, f"{line.seconds * 1e6:.1f}",
+                      f"{line.bytes / line.seconds / 1e9:.1f}",
+                      f"{line.flops / line.seconds / 1e9:.1f}", f"{line.roofline:.0%}",
+                      f"{line.seconds / ours:.2f}x") for line in self.lines)
+        machine = (f"{self.threads} threads; this machine: "
+                   f"{self.limits.bytes_per_second / 1e9:.1f} GB/s, "
+                   f"{self.limits.flops_per_second / 1e9:.0f} GFLOP/s (float32), measured")
+        heads = ("", "us", "GB/s", "GFLOP/s", "of roofline", "against ours")
+        return Table(f"{self.name}({self.types})", heads, rows, (machine,), self.notes)
 
 
 def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,

@@ -286,8 +286,6 @@ def bench(target: Annotated[str, typer.Argument(
     result = measure(function, *tensors(function, shape, dtype), torch=torch,
                      **attributes(function, attr))
     console.print(result)
-    for note in result.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 app.command("run")(cli_models.run)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from terrazzo.base.tables import ShownAsTable, Table
 from terrazzo.tools.verify.error_bounds import Difference
 from terrazzo.tools.verify.levels import LEVELS, Notes
 
@@ -37,8 +37,8 @@ class Row(Notes):
         self.left_out.setdefault((level, what, why))
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Report(ShownAsTable):
     """What `verify` tried; prints as a table."""
 
     name: str
@@ -72,33 +72,18 @@ class Report:
                              "could be held to")
         return lines
 
-    def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
+    def shown(self) -> Table:
         kinds = ", ".join(dict.fromkeys(k for row in self.rows for k in row.kinds))
-        table = Table(title=f"{self.name}: every level agrees", title_justify="left",
-                      caption_justify="left", caption=(
-                          "worst errors in units of the last place (where the result is well "
-                          "conditioned), and as a part of what rounding allows\n"
-                          "open: elements that no bound says anything of\n"
-                          f"inputs: {kinds}; {self.seconds:.1f} s"))
-        table.add_column("type")
-        for head in ("kinds", "elements", "open", *LEVELS):
-            table.add_column(head, justify="right")
-        for row in self.rows:
-            table.add_row(row.dtype, str(len(set(row.kinds))), str(row.checked),
-                          str(sum(row.open.values())), *(_cell(row, level) for level in LEVELS))
-        return Group(table, *(Text(f"left out: {line}") for line in self.skipped))
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=120, force_terminal=False)
-        with console.capture() as text:
-            console.print(self, soft_wrap=False)
-        return text.get()
+        rows = tuple((row.dtype, str(len(set(row.kinds))), str(row.checked),
+                      str(sum(row.open.values())), *(_cell(row, level) for level in LEVELS))
+                     for row in self.rows)
+        caption = ("worst errors in units of the last place (where the result is well "
+                   "conditioned), and as a part of what rounding allows",
+                   "open: elements that no bound says anything of",
+                   f"inputs: {kinds}; {self.seconds:.1f} s")
+        return Table(f"{self.name}: every level agrees",
+                     ("type", "kinds", "elements", "open", *LEVELS), rows, caption,
+                     tuple(f"left out: {line}" for line in self.skipped))
 
 
 def _cell(row: Row, level: str) -> str:
