@@ -380,7 +380,6 @@ def compile_graph(graph: Graph, chip: Chip | None = None, strides: Strides = (),
 
 def _compiled(graph: Graph, chip: Chip | None, strides: Strides, over: Over, key: str,
               notes: Mapping[str, Any] | None, options: Options | None) -> Any:
-    from terrazzo.compiler.control_flow import ControlLowering, is_native
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
     options = options or Options.now()
@@ -390,13 +389,15 @@ def _compiled(graph: Graph, chip: Chip | None, strides: Strides, over: Over, key
     strides = tuple(_real_strides(s, v) for s, v in zip(strides, graph.inputs))
     graph = inlined(graph, options=options)  # a composite operator's name does not tell its body
     controlled = needs_host(graph)
-    if controlled:
+    if controlled:  # what is compiled without it is compiled sooner
+        from terrazzo.compiler.control_flow import ControlLowering, is_native
+
         for level in _dumped(options):
             if is_native(graph) or level in _WHOLE:  # parts that the host calls show themselves
                 print(graph_level(graph, level, options, chip))
-    if controlled and not is_native(graph):
-        return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options),
-                                declared)
+        if not is_native(graph):
+            return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options),
+                                    declared)
     lowering = Lowering(graph, chip, strides, options, is_inlined=True, over=over)
     if not controlled:
         for level in _dumped(options):

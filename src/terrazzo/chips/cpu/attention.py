@@ -28,7 +28,7 @@ from terrazzo.chips.cpu.decoding import is_decoding, lower_decoding
 from terrazzo.chips.cpu.division import by_threads, longest_share
 from terrazzo.chips.cpu.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.expr.ir import Program
+from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, ceildiv, maximum, minimum
 from terrazzo.loop.ir import THREADS, Alloc, Buffer, Function, If, Let, Stmt, Store, block
 from terrazzo.loop.tiles import fma_tile, transpose_tile
@@ -42,7 +42,8 @@ FEW_REGISTERS = {2: 1.0, 1: 1.25}
 _TASK_PRICE = 0.1  # of a task, in panels: it reads the keys anew
 
 
-def lower_attention(program: Program, chip: ChipSpec) -> Function | None:
+def lower_attention(program: Program, chip: ChipSpec,
+                    constants: frozenset[Tensor] = frozenset()) -> Function | None:
     """The kernel of a program that is one attention operator."""
     attention = Attention.of(program)
     if num_elements(attention.out.tensor.shape) == 0:

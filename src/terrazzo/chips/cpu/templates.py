@@ -3,25 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-from terrazzo.chips.cpu.attention import lower_attention
-from terrazzo.chips.cpu.bfloat import lower_bfloat_product
-from terrazzo.chips.cpu.conv import lower_convolution
-from terrazzo.chips.cpu.gemm import lower_contraction
-from terrazzo.chips.cpu.quant import lower_integer_product
-from terrazzo.chips.cpu.quant_depthwise import lower_depthwise
-from terrazzo.chips.cpu.transpose import lower_transpose
 from terrazzo.chips.spec import ChipSpec
+from terrazzo.dtypes import bfloat16
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.loop.ir import Function
 
 _WHOLE = frozenset({"scaled_dot_product_attention"})
-_Template = Callable[[Program, ChipSpec, frozenset[Tensor]], Function | None]
+
+
+@dataclass(frozen=True)
+class _Template:
+    """A function that answers with a kernel, or with None for a program that is something else.
+
+    Its module is imported for programs that may be its own: a model of products alone is compiled
+    a good deal sooner without the others.
+    """
+
+    module: str
+    function: str
+    may_apply: Callable[[Program], bool] = lambda program: True
+
+    def lower(self, program: Program, *rest: Any) -> Function | None:
+        if not self.may_apply(program):
+            return None
+        module = import_module(f"terrazzo.chips.cpu.{self.module}")
+        function: Function | None = getattr(module, self.function)(program, *rest)
+        return function
+
+
+def _has_axes(least: int) -> Callable[[Program], bool]:
+    return lambda program: any(len(stage.axes) >= least for stage in program.stages)
+
+
+def _reads_integers(program: Program) -> bool:
+    return any(t.dtype.is_integer for t in program.inputs)
+
+
+def _reads_bfloat16(program: Program) -> bool:
+    return any(t.dtype is bfloat16 for t in program.inputs)
+
+
 _BY_KIND: dict[str, tuple[_Template, ...]] = {  # the first that applies
-    "attention": (lambda program, chip, _: lower_attention(program, chip),),
-    "contraction": (lower_convolution, lower_integer_product, lower_depthwise,
-                    lower_bfloat_product, lower_contraction),
-    "pointwise": (lambda program, chip, _: lower_transpose(program, chip),),
+    "attention": (_Template("attention", "lower_attention"),),
+    "contraction": (
+        _Template("conv", "lower_convolution", _has_axes(3)),
+        _Template("quant", "lower_integer_product", _reads_integers),
+        _Template("quant_depthwise", "lower_depthwise", _reads_integers),
+        _Template("bfloat", "lower_bfloat_product", _reads_bfloat16),
+        _Template("gemm", "lower_contraction")),
+    "pointwise": (_Template("transpose", "lower_transpose", _has_axes(2)),),
 }
 
 
@@ -41,7 +75,7 @@ def lower(program: Program, chip: ChipSpec, constants: frozenset[Tensor] = froze
     if empty and program.kind != "attention":
         return None  # plain loops that never run
     for template in _BY_KIND.get(program.kind, ()):
-        function = template(program, chip, constants)
+        function = template.lower(program, chip, constants)
         if function is not None:
             return function
     return None

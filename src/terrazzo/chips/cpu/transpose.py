@@ -53,7 +53,8 @@ class _Turned:
     loads: tuple[tuple[Load, Index, Index], ...]  # each with its address and its row stride
 
 
-def lower_transpose(program: Program, chip: ChipSpec) -> Function | None:
+def lower_transpose(program: Program, chip: ChipSpec,
+                    constants: frozenset[Tensor] = frozenset()) -> Function | None:
     """The kernel of a pointwise program with a transposed input; None if it has none."""
     if program.kind != "pointwise":
         return None

@@ -240,9 +240,9 @@ class LoopEmitter:
             b.store(b.add(b.mul(seconds, 10**9), rest), self.address(*stmt.clock, scope), 8)
 
     def tile(self, tile: Tile, scope: Scope) -> None:
-        from terrazzo.chips.cpu.llvm.tiles import TEMPLATES
+        from terrazzo.chips.cpu.llvm.tiles import template_of
 
-        template = TEMPLATES.get(tile.intrinsic.name)
+        template = template_of(tile.intrinsic.name)
         if template is None or not template(self, tile, scope):
             self.stmt(tile.expand(), scope)
 

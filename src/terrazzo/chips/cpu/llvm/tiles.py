@@ -9,24 +9,28 @@ call costs little against the loop over k inside.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
-from terrazzo.chips.cpu.llvm.dot_tile import emit_dot_tile
-from terrazzo.chips.cpu.llvm.fma_tile import emit_fma_rows, emit_fma_tile
-from terrazzo.chips.cpu.llvm.int8_tile import emit_integer_tile
-from terrazzo.chips.cpu.llvm.pair_tile import emit_pair_panel, emit_pair_rows, emit_pair_tile
-from terrazzo.chips.cpu.llvm.tile_transpose import emit_transposed_copy
-from terrazzo.chips.cpu.llvm.transpose_tile import emit_transpose_tile
-from terrazzo.chips.cpu.llvm.window_tile import emit_window_tile
-
-TEMPLATES: dict[str, Callable[..., bool]] = {
-    "fma_tile": emit_fma_tile,
-    "fma_rows": emit_fma_rows,
-    "dot_tile": emit_dot_tile,
-    "transpose_tile": emit_transpose_tile,
-    "transposed_copy": emit_transposed_copy,
-    "integer_tile": emit_integer_tile,
-    "pair_tile": emit_pair_tile,
-    "pair_rows": emit_pair_rows,
-    "pair_panel": emit_pair_panel,
-    "window_tile": emit_window_tile,
+# By the intrinsic: the module, imported when a kernel uses it, and the function in it.
+_TEMPLATES = {
+    "fma_tile": ("fma_tile", "emit_fma_tile"),
+    "fma_rows": ("fma_tile", "emit_fma_rows"),
+    "dot_tile": ("dot_tile", "emit_dot_tile"),
+    "transpose_tile": ("transpose_tile", "emit_transpose_tile"),
+    "transposed_copy": ("tile_transpose", "emit_transposed_copy"),
+    "integer_tile": ("int8_tile", "emit_integer_tile"),
+    "pair_tile": ("pair_tile", "emit_pair_tile"),
+    "pair_rows": ("pair_tile", "emit_pair_rows"),
+    "pair_panel": ("pair_tile", "emit_pair_panel"),
+    "window_tile": ("window_tile", "emit_window_tile"),
 }
+
+
+def template_of(intrinsic: str) -> Callable[..., bool] | None:
+    """The template of an intrinsic by its name; None where there is none."""
+    if intrinsic not in _TEMPLATES:
+        return None
+    module, function = _TEMPLATES[intrinsic]
+    found: Callable[..., bool] = getattr(
+        import_module(f"terrazzo.chips.cpu.llvm.{module}"), function)
+    return found

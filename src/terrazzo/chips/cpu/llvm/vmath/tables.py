@@ -43,8 +43,11 @@ def saturating_table(f: Callable[[float], float], scale: float) -> Table:
     return Table(scale, anchors, tuple(coefficients))
 
 
+_F32 = struct.Struct("<f")
+
+
 def _single(x: float) -> float:
-    return float(struct.unpack("<f", struct.pack("<f", x))[0])
+    return float(_F32.unpack(_F32.pack(x))[0])
 
 
 def _accurate_point(f: Callable[[float], float], near: float) -> float:
@@ -52,7 +55,12 @@ def _accurate_point(f: Callable[[float], float], near: float) -> float:
     start = struct.unpack("<i", struct.pack("<f", near))[0]
     step = 64  # spreads the candidates; their values are as good as random in the last bits
     points = [struct.unpack("<f", struct.pack("<i", start + step * i))[0] for i in range(-64, 65)]
-    return float(min(points, key=lambda x: abs(f(x) - _single(f(x)))))
+
+    def miss(x: float) -> float:
+        value = f(x)
+        return abs(value - _single(value))
+
+    return float(min(points, key=miss))
 
 
 def _fit(f: Callable[[float], float], anchor: float, low: float, high: float) -> list[float]:
