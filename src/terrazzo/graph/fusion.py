@@ -174,6 +174,7 @@ class _Fuser:
         self.units: dict[_Unit, None] = {}
         self.unit_count = 0
         self.aliases: dict[Value, Value] = {}
+        self.in_rows: set[Value] = set()  # stored by the kernel of their rows, then seen reshaped
         self.stored: set[Node] = set()  # permutations that the kernel before them stores by
         self.constants: dict[Value, Any] = {}
         self.names: dict[str, int] = {}
@@ -250,22 +251,35 @@ class _Fuser:
         """A reshape of something in memory is that memory, when its consumers want memory."""
         value, source = node.outputs[0], node.inputs[0]
         assert source is not None
-        if value in self.outputs or source in self.strides or (
+        if (value in self.outputs and source not in self.in_rows) or source in self.strides or (
                 self.tensors[source] in self.inlined):
             return False
-        wants_memory = any(c.op.expr is None or c.op.kind in ("contract", "attention")
-                           for c in self.consumers.get(value, ()))
-        if not wants_memory:
+        if not self.wants_memory(node):
             return False
         self.aliases[value] = source
         self.place(value, self.name("reshape"))
         return True
+
+    def wants_memory(self, node: Node) -> bool:
+        """Whether a node is a reshape of what is to lie in memory afterwards."""
+        return node.op.name == "reshape" and (node.outputs[0] in self.outputs or any(
+            c.op.expr is None or c.op.kind in ("contract", "attention")
+            for c in self.consumers.get(node.outputs[0], ())))
+
+    def shares_rows(self, value: Value, body: Scalar) -> bool:
+        """Whether a value is made of rows that a kernel reduces, which can go on with it."""
+        units = [self.maker[load.source] for load in loads(body) if load.source in self.maker]
+        return any(u.prefix and value.shape[:len(u.prefix)] == u.prefix and not u.columns
+                   and not u.contracts for u in units)
 
     # ------------------------------------------------------------ inlining
     def should_inline(self, value: Value, node: Node, body: Scalar) -> bool:
         if value in self.outputs or sum(1 for _ in walk(body)) > LARGEST:
             return False
         consumers = self.consumers[value]
+        if all(self.wants_memory(c) for c in consumers) and self.shares_rows(value, body):
+            self.in_rows.add(value)
+            return False
         whole = [c for c in consumers if c.op.expr is None]
         if whole and not (all(c.op.kind == "attention" for c in whole)
                           and strided_view(self.tensors[value], body) is not None):

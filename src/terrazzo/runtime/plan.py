@@ -65,7 +65,7 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
         places[value] = Place("input", i)
     for i, value in enumerate(fused.constants):
         places[value] = Place("constant", i)
-    for i, value in enumerate(graph.outputs):
+    for i, value in enumerate(map(fused.root, graph.outputs)):
         if value not in places:
             places[value] = Place("output", i)
     spans = _spans(fused)

@@ -65,6 +65,12 @@ def choices(function: Callable[..., Any]) -> Example:
     return Example(function, (np.arange(size) % 3 == 0, FLOATS, FLOATS[::-1].copy()))
 
 
+def less_the_largest(x: Any) -> Any:
+    """Rows of x in groups of channels, less the largest of each; in the shape of x again."""
+    rows = op.reshape(x, shape=(2, 4, 3, 3))
+    return op.reshape(rows - op.max(rows, axis=(2, 3), keepdims=True), shape=(2, 12, 3))
+
+
 EXAMPLES: dict[str, list[Example]] = {
     "multiply by one": [floats(lambda x: x * 1), floats(lambda x: 1.0 * x), ints(lambda x: x * 1)],
     "divide by one": [floats(lambda x: x / 1)],
@@ -198,6 +204,16 @@ EXAMPLES: dict[str, list[Example]] = {
         moves(lambda x, y: op.permute_dims(op.batch_matmul(x, y, transpose_x=True,
                                                            transpose_y=True), axes=(1, 0)),
               (3, 2), (4, 3))],
+    "reshape after a function of rows": [
+        moves(lambda x: op.relu(less_the_largest(x)), (2, 12, 3)),
+        moves(lambda x: op.negative(less_the_largest(x)), (2, 12, 3))],
+    "reshape after an operator on rows, left": [
+        moves(lambda x, y: less_the_largest(x) * y, (2, 12, 3), (12, 1)),
+        moves(lambda x, y: less_the_largest(x) - y, (2, 12, 3), (2, 12, 3)),
+        moves(lambda x: less_the_largest(x) - op.relu(less_the_largest(x)), (2, 12, 3))],
+    "reshape after an operator on rows, right": [
+        moves(lambda x, y: y - less_the_largest(x), (2, 12, 3), (12, 3)),
+        moves(lambda x, y: y - less_the_largest(x), (2, 12, 3), (2, 1, 1))],
 }
 
 

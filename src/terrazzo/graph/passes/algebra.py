@@ -16,6 +16,7 @@ import numpy as np
 from terrazzo.dtypes import DType
 from terrazzo.graph.ir import Graph, Node, Value, constant, operator_named
 from terrazzo.graph.passes.movement import MOVEMENT
+from terrazzo.graph.passes.row_shapes import ROW_SHAPES
 from terrazzo.graph.rewrite import (
     Applied,
     P,
@@ -254,7 +255,7 @@ CONVERSIONS = RuleTable((
          lambda x, node: _op("bitcast", x, dtype=node.types[0].dtype)),
 ))
 
-RULES = NEUTRAL + SIGNS + TWICE + POWERS + CHOICES + CONVERSIONS + MOVEMENT
+RULES = NEUTRAL + SIGNS + TWICE + POWERS + CHOICES + CONVERSIONS + MOVEMENT + ROW_SHAPES
 
 
 def algebra(graph: Graph, log: list[Applied] | None = None, level: str = "all",
