@@ -34,6 +34,8 @@ LARGEST = 128  # operations of one element: code for more takes long to compile,
 MOST_STAGES, LONGEST = 48, 2048
 BROADCAST_CHEAP = 2  # the same, once for every element it is broadcast to
 SMALL = 1 << 14  # elements: below this, one thread does it all and everything may share a loop
+LARGE = 1 << 18  # elements of a tensor that no core has in its own cache for long
+MOST_SIBLINGS = 8  # stages of kernels that share nothing but what they read
 FEW_ROWS = 8  # fewer rows than this leave cores idle
 CONVOLUTIONS = ("convolve", "integer_convolve")
 WINDOWS = ("window_max", "window_argmax", "window_sum")  # read channels as neighbours, many times
@@ -124,30 +126,50 @@ def fuse(graph: Graph, *, row_fusion: bool = True,
 def readers_first(fused: Fused, over: Mapping[Value, Value]) -> Fused:
     """The same kernels, those that write outputs over inputs after all others that read these.
 
-    `over` has the outputs that are to be written so. Where that order would be a circle, the
-    kernels stay as they are.
+    `over` has the outputs that are to be written so. Stages inside of a kernel are ordered in the
+    same way. Where that order would be a circle, they stay as they are.
     """
     if not over:
         return fused
-    maker = {value: i for i, group in enumerate(fused.groups) for value in group.outputs}
-    read = [{fused.root(v) for v in group.inputs} for group in fused.groups]
+    replaced = {fused.root(output): source for output, source in over.items()}
+    groups = [_stages_readers_first(group, replaced) for group in fused.groups]
+    maker = {value: i for i, group in enumerate(groups) for value in group.outputs}
+    read = [{fused.root(v) for v in group.inputs} for group in groups]
     before = [{maker[v] for v in roots if v in maker} for roots in read]
-    for output, source in over.items():
-        writer = maker.get(fused.root(output))
-        if writer is not None:
-            before[writer] |= {i for i, roots in enumerate(read) if source in roots} - {writer}
+    for output, source in replaced.items():
+        if output in maker:
+            before[maker[output]] |= {i for i, roots in enumerate(read) if source in roots}
+    return replace(fused, groups=tuple(groups[i] for i in _in_order(before)))
+
+
+def _stages_readers_first(group: Group, over: Mapping[Value, Value]) -> Group:
+    program = group.program
+    if program.kind not in ("pointwise", "rows") or not any(v in over for v in group.outputs):
+        return group
+    place = {stage: i for i, stage in enumerate(program.stages)}
+    input_of = dict(zip(group.inputs, program.inputs, strict=True))
+    before = [{place[t] for t in reads(stage) if t in place} for stage in program.stages]
+    for value, stage in zip(group.outputs, program.outputs, strict=True):
+        if value in over and over[value] in input_of:
+            source = input_of[over[value]]
+            before[place[stage]] |= {i for s, i in place.items() if source in reads(s)}
+    stages = tuple(program.stages[i] for i in _in_order(before))
+    return replace(group, program=replace(program, stages=stages))
+
+
+def _in_order(before: Sequence[set[int]]) -> list[int]:
+    """Numbers, each after those before it and else as they come; all as they come in a circle."""
+    waits = [set(others) - {i} for i, others in enumerate(before)]
     order: list[int] = []
-    ready = [i for i, others in enumerate(before) if not others]
+    ready = [i for i, others in enumerate(waits) if not others]  # a heap
     while ready:
         order.append(heapq.heappop(ready))
-        for i, others in enumerate(before):
+        for i, others in enumerate(waits):
             if order[-1] in others:
                 others.discard(order[-1])
                 if not others:
                     heapq.heappush(ready, i)
-    if len(order) < len(before):
-        return fused
-    return replace(fused, groups=tuple(fused.groups[i] for i in order))
+    return order if len(order) == len(before) else list(range(len(before)))
 
 
 def takes_strides(graph: Graph, value: Value) -> bool:
@@ -194,6 +216,7 @@ class _Fuser:
             self.place(value, self.name(_identifier(value.name) or f"x{i}"))
         for node in self.graph.nodes:
             self.visit(node)
+        self.merge_siblings()
         for unit in self.units:
             for source in unit.reads:
                 self.readers.setdefault(source, []).append(unit)
@@ -432,6 +455,39 @@ class _Fuser:
             reader.follow(first.bits | first.depends)
         return first
 
+    def merge_siblings(self) -> None:
+        """Kernels of the same elements or rows that read the same large tensor read it once.
+
+        Only those whose results go to the caller, or are small: others would have to be kept for
+        as long as the last of them is needed.
+        """
+        by_source: dict[Tensor, list[_Unit]] = {}
+        for unit in self.units:
+            for source in unit.reads if self.may_have_siblings(unit) else ():
+                if _is_large(source):
+                    by_source.setdefault(source, []).append(unit)
+        for units in by_source.values():
+            for i, first in enumerate(units):
+                for second in units[i + 1:]:
+                    if first in self.units and second in self.units and (
+                            self.are_siblings(first, second)):
+                        self.merge(first, second)
+
+    def may_have_siblings(self, unit: _Unit) -> bool:
+        if unit.whole is not None or unit.contracts or unit.columns or not self.row_fusion:
+            return False
+        return all(not _is_large(s) or (self.value_of[s] in self.outputs) for s in unit.stages)
+
+    def are_siblings(self, first: _Unit, second: _Unit) -> bool:
+        if first.has_reduce != second.has_reduce or first.prefix != second.prefix or (
+                first.depends & second.bits or second.depends & first.bits):
+            return False
+        if _long_enough(first, second) or len(first.stages) + len(second.stages) > MOST_SIBLINGS:
+            return False
+        if first.prefix is not None:
+            return _rows_pay(first.prefix, max(first.largest, second.largest))
+        return first.stages[0].shape == second.stages[0].shape
+
     # ------------------------------------------------------------ results
     def ordered(self) -> list[_Unit]:
         """Units in an order in which every one follows those it reads."""
@@ -656,6 +712,12 @@ def _reads_in_place(stage: Tensor, rank: int, inside: Sequence[Tensor]) -> bool:
                     isinstance(index, int) and stage.shape[d] == 1):
                 return False
     return True
+
+
+def _is_large(tensor: Tensor) -> bool:
+    """Whether reading a tensor once more costs as much as a kernel."""
+    size = num_elements(tensor.shape)
+    return not isinstance(size, int) or size >= LARGE
 
 
 def _length(stage: Tensor) -> int:
