@@ -167,6 +167,30 @@ def test_weights_of_a_scan_are_packed_before_it(turns: int, batch: int) -> None:
     assert len(own) == 2 and len(first) == (turns > 3)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("batch", "size"), [(1, 33), (5, 64), (16, 71)])
+def test_weights_of_bfloat16_in_a_scan(batch: int, size: int, transposed: bool,
+                                       rng: np.random.Generator) -> None:
+    """Packed in pairs where the processor multiplies those, in compiled code."""
+    narrow = tz.dtypes.bfloat16.np
+    rows = (rng.standard_normal((6, batch, size)) * 0.5).astype(narrow)
+    weight = (rng.standard_normal((size, size)) * size**-0.5).astype(narrow)
+
+    @tz.op
+    def states(rows: Any, weight: Any) -> Any:
+        def step(h: Any, row: Any) -> Any:
+            h = row + h @ (weight.T if transposed else weight)
+            return h, h
+
+        return tz.scan(step, tz.zeros_like(rows[0]), rows)[1]
+
+    h, right = np.zeros((batch, size)), weight.astype(np.float64)
+    for row, got in zip(rows, states(rows, weight), strict=True):
+        h = row.astype(np.float64) + h @ (right.T if transposed else right)
+        np.testing.assert_allclose(np.asarray(got).astype(np.float64), h, rtol=2.0**-8, atol=1e-4)
+        h = np.asarray(got).astype(np.float64)
+
+
 def test_a_loop_that_is_all_of_another_counts_its_own_turns() -> None:
     """Nothing stands between the two, so no kernel tells them apart."""
     def body(values: Any, zero: Any) -> Any:

@@ -15,6 +15,7 @@ from terrazzo.chips.cpu.llvm.fma_tile import ROWS_AHEAD, Fma, emit_rows, emit_ti
 from terrazzo.chips.cpu.llvm.scalars import memory_type
 from terrazzo.chips.cpu.llvm.sum_blocks import SUM_STEPS, in_blocks
 from terrazzo.chips.cpu.llvm.tile_parts import (
+    FLOATS,
     add_pairs,
     finish,
     load_vector,
@@ -78,9 +79,10 @@ class Pairs(Fma):
         c_rows = [b.gep(self.elems[0], c, b.mul(ldc, r)) for r in range(self.mr)]
         places = [(b.gep(self.elems[0], row, v * self.width), mask)
                   for row in c_rows for v, mask in enumerate(masks)]
-        for pointer, _ in places:
+        for row in c_rows:
             # Rows of C are far apart: asked for now, they arrive while the sums are made.
-            b.prefetch(pointer, write=True)
+            for at in range(0, self.nr * FLOATS[self.elems[0]], _LINE):
+                b.prefetch(b.gep("i8", row, at), write=True)
         a_rows = [b.mul(lda, r) for r in range(self.mr)]
         zero = const(vec("float", self.width), 0.0)
         further = ldb if self.paired else b.mul(ldb, 2)
