@@ -5,6 +5,9 @@ from typing import Any
 from terrazzo import ops
 from terrazzo.base.shapes import dim, dims
 from terrazzo.calls.api import bench, compile, jit, load, op, verify
+from terrazzo.chips.chip import Chip
+from terrazzo.chips.registry import chip
+from terrazzo.chips.spec import ChipSpec, LaunchRules
 from terrazzo.dtypes import (
     bfloat16,
     bool_,

@@ -22,6 +22,7 @@ import numpy as np
 from terrazzo.base.nests import pack
 from terrazzo.base.tables import Listing
 from terrazzo.calls import captures, into
+from terrazzo.chips.registry import chip_named
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,
@@ -214,6 +215,10 @@ class Compiled:
             if key not in table.families:
                 table.families[key] = _Family(self.name, rebuild)
             return table.families[key]
+
+    def on(self, chip: str) -> Placed:
+        """This function on a chip by its name, wherever the data is."""
+        return Placed(self, chip)
 
     # ------------------------------------------------------------ as a Python object
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
@@ -722,6 +727,31 @@ def lower(graph: Graph, level: str, chip: str = "", over: Over = ()) -> str:
         return Listing(graph_level(graph, level, Options.now(), over=over))
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A function that is compiled for a chip and runs there."""
+
+    function: Any  # an operator, or a compiled function
+    chip: str
+
+    def __post_init__(self) -> None:
+        chip_named(self.chip).demand()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        with knobs.override(chip=self.chip):
+            return self.function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """`verify`, `bench`, `compile` and `lower` of the function, on the chip."""
+        found = getattr(self.function, name)
+
+        def there(*args: Any, **kwargs: Any) -> Any:
+            with knobs.override(chip=self.chip):
+                return found(*args, **kwargs)
+
+        return there if callable(found) else found
+
+
 def _compile(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return compiled(op).executable(args, kwargs)
 
@@ -738,7 +768,8 @@ def _op(function: Callable[..., Any], name: str, grad: Callable[..., Any] | None
     return op(function, name=name, grad=grad)
 
 
-HOOKS.update(op=_op, call=_call, lower=_lower, compile=_compile, verify=_verify, bench=_bench)
+HOOKS.update(op=_op, call=_call, lower=_lower, compile=_compile, verify=_verify, bench=_bench,
+             on=Placed)
 
 
 def verify(function: Callable[..., Any], *args: Any, levels: Sequence[str] | None = None,

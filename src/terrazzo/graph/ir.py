@@ -196,10 +196,14 @@ class Operator:
             %1: f32[4] = relu(x0)
             return %1
 
-        Levels are graph, canonical, expr, schedule, loop and those of the chip: llvm and asm of
-        CPUs; also triton. The chip is that of the setting of this name if not given.
+        Levels of the chip "cpu" are graph, canonical, expr, schedule, loop, llvm, asm and triton;
+        `tz.chips()` tells those of others.
         """
         return HOOKS["lower"](self, tensors_and_level, {"chip": chip, **attrs})
+
+    def on(self, chip: str) -> Any:
+        """This operator on a chip by its name, wherever the data is: `gelu.on("cpu")(x)`."""
+        return HOOKS["on"](self, chip)
 
     def verify(self, /, *tensors: Any, **options: Any) -> Any:
         """`tz.verify(this, ...)`: every level against the one above, and the gradient."""
