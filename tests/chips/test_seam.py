@@ -117,7 +117,7 @@ def test_a_model_in_a_session(name: str, rng: np.random.Generator) -> None:
 
 def test_chips_are_listed_and_found_by_name(x: np.ndarray) -> None:
     listed = tz.chips()
-    assert list(listed)[0] == "cpu" and "abacus" in listed and isinstance(listed["cpu"], tz.Chip)
+    assert next(iter(listed)) == "cpu" and "abacus" in listed and isinstance(listed["cpu"], tz.Chip)
     assert "levels" in repr(listed) and "beads" in repr(listed)
     assert Options.now().chip.name == "abacus"
     with pytest.raises(DeviceError, match="there is no chip 'tpu'") as error:
