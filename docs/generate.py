@@ -144,6 +144,11 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 from terrazzo import errors as errors
 from terrazzo import ort as ort
 from terrazzo import te as te
+from terrazzo.chips.chip import Chip as Chip
+from terrazzo.chips.registry import Chips
+from terrazzo.chips.registry import chip as chip
+from terrazzo.chips.spec import ChipSpec as ChipSpec
+from terrazzo.chips.spec import LaunchRules as LaunchRules
 from terrazzo.tools.benchmark import BenchReport
 from terrazzo.dtypes import DType
 from terrazzo.index import Var
@@ -184,6 +189,13 @@ class OperatorOf(CompiledOf[P, R], Operator):
     def bench(self, *tensors: Any, rounds: int | None = None, torch: bool = True,
               **attrs: Any) -> BenchReport: ...
     def compile(self, *tensors: Any, **attrs: Any) -> Executable: ...
+    def on(self, chip: str) -> Callable[P, R]: ...
+
+class _Chips:
+    def __call__(self) -> Chips: ...
+    def register(self, chip: Chip | type[Chip]) -> Chip: ...
+
+chips: _Chips
 
 def _operator(function: Callable[P, R]) -> OperatorOf[P, R]: ...
 @overload
@@ -199,7 +211,7 @@ def value_and_grad(function: Callable[P, Any], argnums: int | Sequence[int] = 0,
                    has_aux: bool = False) -> Callable[P, tuple[Any, Any]]: ...
 def vmap(function: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P, R]: ...
 '''
-STUB_OWN = ("op", "jit", "grad", "value_and_grad", "vmap", "profile", "dim", "dims")
+STUB_OWN = ("chip", "op", "jit", "grad", "value_and_grad", "vmap", "profile", "dim", "dims")
 
 
 def stub() -> str:
