@@ -17,6 +17,7 @@ from terrazzo.errors import ArgumentError, ArtifactError, DTypeError, OutOfMemor
 from terrazzo.index import Index, IndexExpr, Var, compile_python, free_vars
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import artifact as artifacts
+from terrazzo.runtime import pages
 from terrazzo.runtime.artifact import Artifact, Constant
 from terrazzo.runtime.layout import address_of, row_major, strides_of
 from terrazzo.runtime.profile import KernelTime, Profile, record
@@ -226,7 +227,10 @@ def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:
             return np.empty(shape, dtype.np)
         import torch
 
-        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch_like.device)
+        made = torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch_like.device)
+        if made.nbytes >= pages.FRESH:
+            pages.ask_for_large_pages(made.data_ptr(), made.nbytes)
+        return made
     except (MemoryError, RuntimeError, ValueError) as error:
         words = ("memory", "too big", "overflow", "too large")
         if not isinstance(error, MemoryError) and not any(w in str(error) for w in words):

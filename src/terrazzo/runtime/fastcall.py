@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -13,6 +14,7 @@ import numpy as np
 from terrazzo.base.nests import pack
 from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.knobs import knobs, thread_count
+from terrazzo.runtime import pages
 from terrazzo.runtime.layout import NUMPY_DATA, is_row_major, literal, row_major
 
 MOST_ENTRIES = 4096  # sizes may vary without end, and entries are quick to make
@@ -270,13 +272,28 @@ def _addresses(tensors: Sequence[Any]) -> tuple[Sequence[Any], list[int]]:
     return tensors, pointers
 
 
+def _in_large_pages(empty: Callable[..., Any]) -> Callable[..., Any]:
+    """A way to make tensors, of which large ones are not written in small pages."""
+    def make(*described: Any) -> Any:
+        tensor = empty(*described)
+        if tensor.nbytes >= pages.FRESH:
+            pages.ask_for_large_pages(tensor.data_ptr(), tensor.nbytes)
+        return tensor
+
+    return make
+
+
 def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways, threads: int
             ) -> Callable[..., Any]:
     """Everything that layouts and types decide is decided here, once; a call does the rest."""
     native, handle, empty = ways.native, ways.handle, ways.empty
     slow = partial(executable.run, threads=threads)
     sizes = executable.bind(arrays)
-    outputs = [ways.described(dtype, shape) for dtype, shape in executable.output_shapes(sizes)]
+    types = executable.output_shapes(sizes)
+    outputs = [ways.described(dtype, shape) for dtype, shape in types]
+    if handle is not None and any(
+            math.prod(shape) * dtype.itemsize >= pages.FRESH for dtype, shape in types):
+        empty = _in_large_pages(empty)
     crooked = [i for i, a in enumerate(arrays)
                if executable.strides[i] is None and not is_row_major(a)]
     arena_size, allocates = executable.arena_size(sizes), executable.code.allocates
