@@ -35,7 +35,15 @@ from terrazzo.expr.reductions import (
     storing_order,
     top_reductions,
 )
-from terrazzo.expr.regions import Ranges, Reads, add_read, collect_reads, hull_of, storage_range
+from terrazzo.expr.regions import (
+    Ranges,
+    Reads,
+    add_read,
+    collect_reads,
+    hull_of,
+    in_storage,
+    storage_range,
+)
 from terrazzo.expr.schedule import Schedule
 from terrazzo.expr.stage import Plan, Stage, identity_read, is_inside, shared_by_tasks
 from terrazzo.expr.tensorize import tensorize
@@ -325,8 +333,7 @@ class _Lowering:
             region: Region = []
             for size, (tight, loose) in zip(stage.tensor.shape, read, strict=True):
                 start, room = storage_range(size, loose)
-                lo, hi = tight
-                assert lo is not None and hi is not None
+                lo, hi = in_storage(tight, start, room)
                 base.append(start)
                 sizes.append(room)
                 region.append((lo, plus(hi, 1), room))

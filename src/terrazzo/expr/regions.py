@@ -8,7 +8,7 @@ from functools import reduce
 
 from terrazzo.base.scalar import Axis, Load, Reduce, Scalar, walk
 from terrazzo.expr.ir import Tensor
-from terrazzo.index import Index, IndexExpr, Var, bounds, proves_le
+from terrazzo.index import Index, IndexExpr, Var, bounds, maximum, minimum, proves_le
 from terrazzo.loop.bounds import Interval, clip, hull, interval_of
 
 
@@ -82,6 +82,23 @@ def storage_range(size: Index, loose: Interval) -> tuple[Index, Index]:
         most = bounds(room)[1]
         if most is not None:
             room = most
+    if not proves_le(0, room):
+        room = maximum(room, 0)  # where sizes are 0 there may be nothing to read
     if proves_le(size, room):
         return 0, size
     return loose.lo, room
+
+
+def in_storage(tight: Interval, start: Index, room: Index) -> tuple[Index, Index]:
+    """The ends of what is read, inside of the storage for it.
+
+    They may lie outside where an end is less well known than the piece it belongs to: `e % 4` for
+    e from e0 to `min(e0, n - 1)` may be anything, and is one number for the piece from e0 to e0.
+    """
+    lo, hi = tight
+    assert lo is not None and hi is not None
+    if not proves_le(start, lo):
+        lo = maximum(lo, start)
+    if not proves_le(hi, start + room - 1):
+        hi = minimum(hi, start + room - 1)
+    return lo, hi
