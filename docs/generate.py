@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite
+import numpy as np
 
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
@@ -83,6 +84,13 @@ def readme() -> str:
     graph, _ = trace(gelu, [TensorType((1024, 1024), tz.float32)], name="gelu")
     loops = level_text(Lowering(graph, Cpu(avx2_spec(cores=2))), "loop")
     return between((HERE / README).read_text(), "loop", block(loops) + "\n")
+
+
+def triton_source() -> str:
+    """The page on Triton source with its example made again; the rest is written by hand."""
+    source = tz.softmax.lower(np.zeros((32, 1000), np.float32), "triton")
+    page = (HERE / "triton-source.md").read_text()
+    return between(page, "source", block(source, "python") + "\n")
 
 
 def between(text: str, name: str, content: str) -> str:
@@ -415,8 +423,9 @@ def triton_failing(suite: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {README: readme, STUB: stub, "how-it-works.md": how_it_works, "operators.md": operators,
-         "knobs.md": knob_table, "onnx-operators.md": onnx_operators, "triton-cpu.md": triton_cpu}
+PAGES = {README: readme, STUB: stub, "triton-source.md": triton_source,
+         "how-it-works.md": how_it_works, "operators.md": operators, "knobs.md": knob_table,
+         "onnx-operators.md": onnx_operators, "triton-cpu.md": triton_cpu}
 
 
 def of_another_version(page: str) -> bool:

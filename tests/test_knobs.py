@@ -35,11 +35,24 @@ def test_defaults_when_the_environment_is_empty() -> None:
         ("dump", "loop, asm", "loop,asm"),
         ("dynamic", "never", "never"),
         ("opt_level", "basic", "basic"),
+        ("wait_limit", "2.5", 2.5),
+        ("wait_limit", "5", 5.0),
     ],
 )
 def test_reads_the_environment(name: str, text: str, value: Any) -> None:
     read = getattr(Knobs({f"TZ_{name.upper()}": text}), name)
     assert read == value and type(read) is type(value)
+
+
+def test_every_setting_can_be_read_from_what_it_is() -> None:
+    known = Knobs({})
+    for row in known.describe():
+        value = getattr(known, row.name)
+        text = str(int(value)) if isinstance(value, bool) else str(value)
+        assert getattr(Knobs({row.variable: text}), row.name) == value
+        known_again = Knobs({})
+        setattr(known_again, row.name, value)
+        assert getattr(known_again, row.name) == value
 
 
 @pytest.mark.parametrize(
@@ -52,6 +65,8 @@ def test_reads_the_environment(name: str, text: str, value: Any) -> None:
         ("TZ_DUMP", "loop,tokens", "graph, canonical, expr, schedule, loop, llvm, asm"),
         ("TZ_DYNAMIC", "sometimes", "auto, never, always"),
         ("TZ_OPT_LEVEL", "most", "basic, extended, layout, all"),
+        ("TZ_WAIT_LIMIT", "long", "a number, at least 0"),
+        ("TZ_WAIT_LIMIT", "nan", "a number, at least 0"),
     ],
 )
 def test_bad_variable_is_named_with_what_is_allowed(variable: str, text: str, allowed: str) -> None:

@@ -169,6 +169,8 @@ def _allowed(knob: Field[Any]) -> str:
         return f"any of {words}" if knob.metadata["several"] else f"one of {words}"
     if knob.type == "int":
         return f"a whole number, at least {knob.metadata['minimum']}"
+    if knob.type == "float":
+        return f"a number, at least {knob.metadata['minimum']}"
     return "text"
 
 
@@ -184,6 +186,8 @@ def _from_text(knob: Field[Any], text: str) -> Any:
             value = _BOOLEANS[value.lower()]
         elif knob.type == "int":
             value = int(value)
+        elif knob.type == "float":
+            value = float(value)
     except (KeyError, ValueError):
         raise _refusal(knob, text, _variable(knob)) from None
     return _checked(knob, value, _variable(knob))
@@ -193,6 +197,8 @@ def _checked(knob: Field[Any], value: Any, spelled: str) -> Any:
     """Give a value back if the setting allows it; `spelled` is how the user named the setting."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if knob.type == "float" and type(value) is int:
+        value = float(value)
     if type(value).__name__ != knob.type:
         raise _refusal(knob, value, spelled)
     if knob.metadata["several"]:
@@ -202,7 +208,7 @@ def _checked(knob: Field[Any], value: Any, spelled: str) -> Any:
         return ",".join(words)
     if knob.metadata["choices"] and value not in knob.metadata["choices"]:
         raise _refusal(knob, value, spelled)
-    if knob.metadata["minimum"] is not None and value < knob.metadata["minimum"]:
+    if knob.metadata["minimum"] is not None and not value >= knob.metadata["minimum"]:  # nor nan
         raise _refusal(knob, value, spelled)
     return value
 

@@ -16,7 +16,8 @@ def generator():
 
 
 @pytest.mark.parametrize("page", ["how-it-works.md", "operators.md", "knobs.md",
-                                  "../src/terrazzo/__init__.pyi", "../README.md"])
+                                  "../src/terrazzo/__init__.pyi", "../README.md",
+                                  "triton-source.md"])
 def test_page_is_up_to_date(page):
     module = generator()
     fresh, stored = module.PAGES[page](), (DOCS / page).read_text()

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import terrazzo
@@ -26,13 +27,14 @@ from terrazzo.runtime.cache import default_cache
 from terrazzo.tools import samples
 from terrazzo.tools.cli import models as cli_models
 from terrazzo.tools.cli import triton as cli_triton
+from terrazzo.tools.cli.screen import wide_console
 
 app = typer.Typer(
     help="Terrazzo: write an operator once, run it fast on every chip.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 cache_app = typer.Typer(help="The compile cache on disk.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
-console = Console()
+console = wide_console()
 
 Target = Annotated[str, typer.Argument(
     metavar="TARGET", help="An operator: file.py::name, or the name of a built-in one.")]
@@ -223,8 +225,9 @@ def ops(family: Annotated[str, typer.Argument(help="Only this family.")] = "") -
         raise ArgumentError(f"there is no family {family!r}", hint=", ".join(families))
     chosen = [o for o in OPERATORS.values() if not family or o.family == family]
     for o in sorted(chosen, key=lambda o: (o.family, o.name)):
-        table.add_row(o.family, f"{o.name}{o.signature}", "yes" if o.differentiable else "no",
-                      o.doc.splitlines()[0] if o.doc else "")
+        table.add_row(o.family, escape(f"{o.name}{o.signature}"),
+                      "yes" if o.differentiable else "no",
+                      escape(o.doc.splitlines()[0]) if o.doc else "")
     console.print(table)
 
 

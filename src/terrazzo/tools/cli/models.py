@@ -13,15 +13,15 @@ from zipfile import BadZipFile
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from terrazzo.errors import ArgumentError, MissingDependency
 from terrazzo.index import IndexExpr
 from terrazzo.knobs import thread_count
+from terrazzo.tools.cli.screen import wide_console
 
-console = Console()
+console = wide_console()
 Threads = Annotated[int, typer.Option(
     "--threads", min=0, help="Threads to run on; 0 means every core.")]
 Sizes = Annotated[list[str] | None, typer.Option(

@@ -18,13 +18,13 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from terrazzo.errors import ArgumentError, MissingDependency, TerrazzoError, is_users
+from terrazzo.tools.cli.screen import wide_console
 
-console = Console()
+console = wide_console()
 LEVELS = ("ttir", "loop", "llvm", "asm")
 _FILES = {"ttir": "ttir", "loop": "loop", "llvm": "llir"}  # what Triton's cache calls the levels
 
