@@ -142,12 +142,14 @@ def test_a_wrong_bound_is_blamed_on_the_loops(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compiler, "simplify", unsound)
     error = blamed(gelu)
     assert error.level == "loop" and error.index == (7, 15)
+    assert "the simplifier of loops" in (error.operator or "")
 
 
 def test_a_wrong_instruction_is_blamed_on_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scalars._FLOAT, "sub", lambda b, x, y: b.fadd(x, y))
     error = blamed(centred)
     assert error.level == "code" and error.got != error.expected
+    assert "the function 'sub' of float32" in (error.operator or "")
     message = str(error)
     assert "test_centred is wrong at level code" in message
     assert "float32, random inputs f32[8, 16]" in message

@@ -139,14 +139,14 @@ class Lowering:
         result = []
         for i, group in enumerate(self.fused.groups):
             progress.doing("kernels", i, len(self.fused.groups))
-            constants = self._constants_of(group)
+            constants = self.constants_of(group)
             key = group_key(group, constants), self._revisits(group)
             if key not in made:
                 made[key] = lower_group(group, self.chip, constants, self._revisits(group))
             result.append(made[key])
         return result
 
-    def _constants_of(self, group: Group) -> frozenset[Tensor]:
+    def constants_of(self, group: Group) -> frozenset[Tensor]:
         """The inputs of a group's program that are constants of the graph, or as good as that."""
         known = {*self.fused.constants, *(self.graph.inputs[i] for i in self.steady)}
         return frozenset(t for t, v in zip(group.program.inputs, group.inputs, strict=True)

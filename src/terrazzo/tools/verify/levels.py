@@ -41,6 +41,7 @@ from terrazzo.tools.verify import error_bounds
 from terrazzo.tools.verify.blame import apart, culprit
 from terrazzo.tools.verify.error_bounds import Bounded, Difference
 from terrazzo.tools.verify.kernels import GARBAGE, fenced, interpreted, statements
+from terrazzo.tools.verify.stages import stage_of_code, stage_of_loops
 
 LEVELS = ("graph", "expr", "loop", "code", "gradient")
 LOOP_LIMIT = 20_000  # statements that the interpreter of Loop IR may run for one kernel
@@ -169,7 +170,23 @@ class Subject:
                         got.reshape(bounded.value.shape), bounded, value.dtype)
                     notes.compared(level, difference)
                     if difference.index is not None:
-                        raise Wrong(level, what, difference, group.nodes[-1].where)
+                        stage = self._stage(level, i, inputs, dims, expected)
+                        raise Wrong(level, f"{what}{stage}", difference, group.nodes[-1].where)
+
+    def _stage(self, level: str, i: int, inputs: Sequence[np.ndarray], dims: Mapping[Var, int],
+               expected: Sequence[Bounded]) -> str:
+        """What within a level is to blame, for the message."""
+        group, chip = self.lowering.fused.groups[i], self.options.chip
+
+        def is_right(results: Sequence[np.ndarray]) -> bool:
+            return all(error_bounds.compare(
+                got.reshape(bounded.value.shape), bounded, value.dtype).index is None
+                for value, bounded, got in zip(group.outputs, expected, results, strict=True))
+
+        if level == "loop":
+            constants = self.lowering.constants_of(group)
+            return f": {stage_of_loops(group, chip, constants, inputs, dims, is_right)}"
+        return f": {stage_of_code(self.lowering.functions[i], chip)}" if level == "code" else ""
 
     def _runs(self, i: int, group: Group, inputs: Sequence[np.ndarray], dims: Mapping[Var, int],
               levels: Sequence[str], notes: Notes

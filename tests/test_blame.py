@@ -1,0 +1,110 @@
+"""A mistake in one step of the compiler is blamed on that step by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
+from terrazzo.chips.cpu.llvm import vmath
+from terrazzo.errors import VerifyError
+from terrazzo.graph import passes
+from terrazzo.graph.ir import apply, constant, operator_named
+from terrazzo.loop.ir import Store
+from terrazzo.loop.ir import rewrite as rewrite_loops
+from terrazzo.loop.packing import Packing
+
+
+def blamed(function: Any, *args: Any, **options: Any) -> VerifyError:
+    with pytest.raises(VerifyError) as caught:
+        tz.verify(function, *args, **{"dtypes": ["float32"], "kinds": ("random",), **options})
+    return caught.value
+
+
+def arrays_of(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+def test_a_wrong_schedule_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Cpu.schedule
+
+    def unsound(self: Cpu, program: Any, revisits: Any = ()) -> Any:
+        made, steps = sound(self, program, revisits)
+        stages = tuple(replace(s, body=s.body * 2.0) if s.body.dtype.is_float else s
+                       for s in made.stages)
+        swap = dict(zip(made.stages, stages))
+        return replace(made, stages=stages, outputs=tuple(
+            swap[t] for t in made.outputs)), steps
+
+    monkeypatch.setattr(Cpu, "schedule", unsound)
+    error = blamed(lambda x: tz.tanh(x) * 3)
+    assert error.level == "loop" and "the schedule" in (error.operator or "")
+
+
+def times(x: Any, y: Any) -> Any:
+    return tz.matmul(x, y)
+
+
+def test_a_wrong_template_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Cpu.template
+
+    def unsound(self: Cpu, program: Any, constants: Any) -> Any:
+        made = sound(self, program, constants)
+        if made is None:
+            return None
+
+        def spoil(stmt: Any) -> Any:
+            return replace(stmt, value=stmt.value * 2.0) if isinstance(stmt, Store) and (
+                stmt.value.dtype.is_float) else None
+
+        return replace(made, body=rewrite_loops(made.body, spoil))
+
+    monkeypatch.setattr(Cpu, "template", unsound)
+    error = blamed(times, *arrays_of((8, 16), (16, 32)), kinds=("given",))
+    assert error.level == "loop" and "the chip's template" in (error.operator or "")
+
+
+def test_wrong_packing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (weight,) = arrays_of((16, 32))
+    weight.flags.writeable = False  # a constant, which may be packed
+    sound = Packing.apply
+
+    def unsound(self: Packing, *arrays: np.ndarray) -> np.ndarray:
+        made = sound(self, *arrays)
+        made.reshape(-1)[:] = made.reshape(-1)[::-1].copy()
+        return made
+
+    monkeypatch.setattr(Packing, "apply", unsound)
+    error = blamed(lambda x: tz.matmul(x, weight), *arrays_of((8, 16)), kinds=("given",))
+    assert error.level == "loop" and "packing of constants" in (error.operator or "")
+
+
+def test_wrong_vector_maths_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = vmath.FUNCTIONS["exp"]
+    monkeypatch.setitem(vmath.FUNCTIONS, "exp", replace(
+        sound, single=lambda b, x: b.fmul(sound.single(b, x), 1.01)))
+    error = blamed(lambda x: tz.exp(x) + 1, *arrays_of((4, 8)), kinds=("given",))
+    assert error.level == "code" and "the function 'exp' of float32" in (error.operator or "")
+
+
+def test_a_wrong_layout_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = passes.layout
+
+    def unsound(graph: Any, log: Any = None, level: str = "all") -> Any:
+        made = sound(graph, log, level)
+        return made if made is graph else type(graph)(made.name, made.inputs, tuple(
+            apply(operator_named("multiply"), (v, constant(2.0, v.dtype)), {})
+            for v in made.outputs))
+
+    monkeypatch.setattr(passes, "layout", unsound)
+
+    def images(x: Any, w: Any) -> Any:
+        return tz.conv(tz.relu(tz.conv(x, w, padding=1)), w, padding=1)
+
+    error = blamed(images, *arrays_of((1, 4, 6, 6), (4, 4, 3, 3)), kinds=("given",))
+    assert error.level == "graph" and "choice of layouts" in (error.operator or "")
