@@ -72,3 +72,13 @@ def test_f16_without_instructions_for_it():
     np.testing.assert_array_equal(wide, every.astype(np.float32))
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(small, singles.astype(np.float16))
+
+
+@pytest.mark.parametrize("dtype", [tz.float32, tz.bfloat16, tz.int8], ids=lambda d: d.short)
+def test_rows_of_a_table_are_copied_in_whole_vectors(dtype):
+    """Whatever the type of the number of a row: it is one number for all lanes."""
+    chip = avx2_spec()
+    graph, _ = trace(lambda table, rows: tz.take(table, rows, axis=0),
+                     [TensorType((100, 512), dtype), TensorType((9,), tz.int64)], name="kernel")
+    code = level_text(Lowering(graph, Cpu(chip)), "llvm")
+    assert f"load <{chip.lanes(dtype.bits)} x" in code
