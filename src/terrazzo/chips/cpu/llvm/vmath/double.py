@@ -289,13 +289,21 @@ def log10(b: Builder, x: Val) -> Val:
 
 
 def log1p(b: Builder, x: Val) -> Val:
-    """log(u) for u = 1 + x, with what u was rounded by over u added; x itself where it is small."""
+    return log1p_of_sum(b, x, None)
+
+
+def log1p_of_sum(b: Builder, x: Val, rest: Val | None) -> Val:
+    """log(u) for u = 1 + x, with what u was rounded by over u added; x itself where it is small.
+
+    `rest` is what x was rounded by, if anything.
+    """
     u = b.fadd(x, 1.0)
     exponent, f = _split(b, u)
     near = b.fcmp("oeq", exponent, 0.0)
     larger = b.fcmp("oge", x, 1.0)
     lost = b.select(larger, b.fsub(1.0, b.fsub(u, x)), b.fsub(x, b.fsub(u, 1.0)))
-    rounding = b.select(near, b.const(x.ty, 0.0), b.fdiv(lost, u))
+    lost = b.select(near, b.const(x.ty, 0.0), lost)
+    rounding = b.fdiv(lost if rest is None else b.fadd(lost, rest), u)
     result = _log_sum(b, exponent, b.select(near, x, f), rounding)
     inside = b.and_(b.fcmp("ogt", x, -1.0), b.fcmp("olt", x, math.inf))
     return b.select(inside, b.copysign(result, x), _edges(b, u, u))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from terrazzo.chips.cpu.llvm.builder import Builder, Val
-from terrazzo.chips.cpu.llvm.vmath.double import log1p
+from terrazzo.chips.cpu.llvm.vmath.double import Pair, log1p_of_sum, plus
 from terrazzo.chips.cpu.llvm.vmath.parts import bits, poly
 
 _HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
@@ -151,25 +151,26 @@ def atan2(b: Builder, y: Val, x: Val) -> Val:
 # -- hyperbolic ------------------------------------------------------------------------------------
 
 
-def _log_of_double(b: Builder, near: Val, a: Val) -> Val:
-    """log1p(near), but log(2 a) where a is large."""
+def _log_of_double(b: Builder, near: Pair, a: Val) -> Val:
+    """log1p of a sum, but log(2 a) where a is large."""
     big = b.fcmp("ogt", a, _BIG)
-    more = b.select(big, b.const(a.ty, _LN2), b.const(a.ty, 0.0))
-    return b.fadd(log1p(b, b.select(big, a, near)), more)
+    zero = b.const(a.ty, 0.0)
+    result = log1p_of_sum(b, b.select(big, a, near[0]), b.select(big, zero, near[1]))
+    return b.fadd(result, b.select(big, b.const(a.ty, _LN2), zero))
 
 
 def asinh(b: Builder, x: Val) -> Val:
     """log1p(a + a^2 / (1 + sqrt(a^2 + 1)))"""
     a = b.fabs(x)
     square = b.fmul(a, a)
-    near = b.fadd(a, b.fdiv(square, b.fadd(b.sqrt(b.fma(a, a, 1.0)), 1.0)))
+    near = plus(b, a, b.fdiv(square, b.fadd(b.sqrt(b.fma(a, a, 1.0)), 1.0)))
     return b.copysign(_log_of_double(b, near, a), x)
 
 
 def acosh(b: Builder, x: Val) -> Val:
     """log1p(t + sqrt(t^2 + 2t)) with t = x - 1, accurate near 1; nan below."""
     t = b.fadd(x, -1.0)
-    near = b.fadd(t, b.sqrt(b.fma(t, t, b.fadd(t, t))))
+    near = plus(b, b.sqrt(b.fma(t, t, b.fadd(t, t))), t)
     result = _log_of_double(b, near, x)
     return b.select(b.fcmp("olt", x, 1.0), b.const(x.ty, math.nan), result)
 
@@ -180,8 +181,9 @@ def atanh(b: Builder, x: Val) -> Val:
     twice = b.fadd(a, a)
     small = b.fcmp("olt", a, 0.5)
     quotient = b.fdiv(b.select(small, b.fmul(twice, a), twice), b.fsub(1.0, a))
-    inner = b.select(small, b.fadd(twice, quotient), quotient)
-    result = b.fmul(log1p(b, inner), 0.5)
+    inner, rest = plus(b, b.select(small, twice, b.const(x.ty, 0.0)), quotient)
+    rest = b.select(small, rest, b.const(x.ty, 0.0))
+    result = b.fmul(log1p_of_sum(b, inner, rest), 0.5)
     return b.copysign(b.select(b.fcmp("ogt", a, 1.0), b.const(x.ty, math.nan), result), x)
 
 
