@@ -26,6 +26,7 @@ from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, Operator, TensorType, operator_named
 from terrazzo.graph.trace import trace
 from terrazzo.ops.fourier_loops import half_roots
+from terrazzo.ops.fourier_rows import row_roots
 from terrazzo.ops.ngrams import trie_of
 
 sys.path[:0] = [str(Path(__file__).parent / "graph")]
@@ -151,6 +152,8 @@ MORE: dict[str, list[Case]] = {
         clip=None, input_forget=False, linear_before_reset=False, batch_first=False, units=(5,))],
     **{name: [case(size=9), case(size=9, periodic=False, dtype="float64")]
        for name in ("hann_window", "hamming_window", "blackman_window")},
+    "real_rows": [case(spread(3, 6, 2), given(row_roots(6, False)), inverse=False, scale=0.5),
+                  case(spread(2, 3, 7, 2), given(row_roots(6, True)), inverse=True, scale=1.5)],
     "real_halves": [case(spread(2, 6, 2), given(half_roots(6, -1)), inverse=False),
                     case(spread(2, 7, 2), given(half_roots(6, 1)), inverse=True)],
     "mel_weight_matrix": [case(num_mel_bins=8, dft_length=16, sample_rate=8192,
@@ -302,7 +305,7 @@ KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagona
                "rotary_embedding",
                "scatter_nd", "place", "nonzero", "constant", "lstm", "gru", "rnn",
                "recurrent_steps", "dft", "stft", "fft_lines", "fft_columns", "real_halves",
-               "rfft_lines", "irfft_lines", "qr", "qr_tall", "svd", "lstsq",
+               "real_rows", "rfft_lines", "irfft_lines", "qr", "qr_tall", "svd", "lstsq",
                "causal_conv_with_state", "linear_attention",
                "max_pool",
                "max_pool_indices", "average_pool", "lp_pool", "window_max", "window_sum",

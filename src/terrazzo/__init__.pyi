@@ -792,6 +792,9 @@ def real(x: Array) -> Array:
 def real_halves(x: Array, table: Array, inverse: bool) -> Any:
     """the transform of 2 n real numbers [..., n + 1, 2] from that of n complex ones [..., n, 2]"""
 @_operator
+def real_rows(x: Array, table: Array, inverse: bool, scale: float) -> Any:
+    """the transforms [..., n + 1, 2] of 2 n real numbers x [..., n, 2], or the way back, in vectors"""
+@_operator
 def reciprocal(x: Array) -> Array:
     """1 / x; integers give floats"""
 @_operator

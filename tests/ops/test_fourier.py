@@ -118,3 +118,18 @@ def test_pairs_in_vectors(n: int, bits: int, rng: np.random.Generator) -> None:
                                       x[:, 0] - 2 * x[:, 1])
         np.testing.assert_array_equal(tz.jit(lambda x: x[::-1, 0] + x[:, 1])(x),
                                       x[::-1, 0] + x[:, 1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [50, 64, 98, 256])
+def test_short_lines_in_vectors_of_lines(n: int, dtype: str, rng: np.random.Generator) -> None:
+    """Fewer lines than a vector has lanes, as many, more; from the second call on of any number."""
+    there, back = tz.jit(lambda x: tz.rfft(x)), tz.jit(lambda z: tz.irfft(z))
+    tolerance = 3e-7 if dtype == "float32" else 1e-15
+    for lines in (16, 1, 7, 17, 40, 2):
+        x = rng.standard_normal((lines, n)).astype(dtype)
+        spectrum = np.fft.rfft(x.astype(np.float64))
+        size = np.abs(spectrum).max()
+        np.testing.assert_allclose(there(x), spectrum, rtol=0, atol=4 * tolerance * size)
+        given = spectrum.astype("complex64" if dtype == "float32" else "complex128")
+        np.testing.assert_allclose(back(given), x, rtol=0, atol=8 * tolerance)

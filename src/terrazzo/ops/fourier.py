@@ -32,6 +32,7 @@ from terrazzo.ops.fourier_loops import (
     transformed_columns,
     transformed_lines,
 )
+from terrazzo.ops.fourier_rows import transformed_rows
 from terrazzo.ops.reduce import in_type
 from terrazzo.ops.shape import concat, reshape, span, stack
 
@@ -151,7 +152,11 @@ def _half(shape: Shape, axes: int, less: int = 0) -> int:
 def rfft_lines(x: Any) -> Any:
     """the first half [..., n / 2 + 1, 2] of the transforms of real x [..., n], for even n"""
     half = _half(x.shape, 1)
-    pairs = transform(reshape(x, shape=(*x.shape[:-1], half, 2)), -1)
+    given = reshape(x, shape=(*x.shape[:-1], half, 2))
+    rows = transformed_rows(given, inverse=False)
+    if rows is not None:
+        return rows
+    pairs = transform(given, -1)
     return real_halves(pairs, constant(half_roots(half, -1), x.dtype), inverse=False)
 
 
@@ -165,8 +170,11 @@ def _irfft_grad(node: Node, g: Value) -> list[Value | None]:
 def irfft_lines(x: Any, *, scale: float) -> Any:
     """the n real numbers whose transforms begin with x [..., n / 2 + 1, 2], times scale * n"""
     half = _half(x.shape, 2, 1)
-    pairs = real_halves(x, constant(half_roots(half, 1), x.dtype), inverse=True)
-    return reshape(transform(pairs, 1, 2 * scale), shape=(*x.shape[:-2], 2 * half))
+    made = transformed_rows(x, inverse=True, scale=scale)
+    if made is None:
+        pairs = real_halves(x, constant(half_roots(half, 1), x.dtype), inverse=True)
+        made = transform(pairs, 1, 2 * scale)
+    return reshape(made, shape=(*x.shape[:-2], 2 * half))
 
 
 def _by_halves(n: int) -> bool:

@@ -260,13 +260,23 @@ def _locals(rows: int, lanes: int, dtype: DType) -> tuple[tuple[Buffer, Buffer],
     return (made[0], made[1]), (made[2], made[3])
 
 
-def _allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
+def columns_of(n: int, sign: int, table: Buffer, lanes: int, dtype: DType,
+               read: Callable[[Index, Index], Complex],
+               write: Callable[[Index, Index, Complex], Sequence[Stmt]]
+               ) -> tuple[Stmt, list[Buffer]]:
+    """The transform of one whole vector of columns, and the local buffers that it needs."""
+    own = _Columns(_stages(n, 0), sign, table, lanes, lanes, _locals(n, lanes, dtype))
+    return own.transform(read, write), [b for pair in own.buffers for b in pair]
+
+
+def allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
+    """A statement with local buffers around it."""
     for buffer in buffers:
         body = Alloc(buffer, body)
     return body
 
 
-def _lanes(dtype: DType) -> int:
+def lanes_of(dtype: DType) -> int:
     """Columns side by side: a line of the cache."""
     return 64 // dtype.itemsize
 
@@ -281,7 +291,7 @@ def _put(buffer: Buffer, at: Index, z: Complex) -> list[Stmt]:
             for part, value in enumerate(z)]
 
 
-def _checked(name: str, x: TensorType, table: TensorType, axis: int, roots: Callable[[int], int]
+def checked(name: str, x: TensorType, table: TensorType, axis: int, roots: Callable[[int], int]
              ) -> int:
     """The length of a transform, once it is known to be one of ours with a table that fits."""
     n = x.shape[axis] if len(x.shape) >= -axis else None
@@ -297,19 +307,19 @@ def _checked(name: str, x: TensorType, table: TensorType, axis: int, roots: Call
     return n
 
 
-def _smooth(name: str, n: int) -> None:
+def smooth(name: str, n: int) -> None:
     if not is_smooth(n):
         raise ShapeError(f"{name} of length {n}, which has a prime factor over {LARGEST_PRIME}",
                          where=user_location(), hint="call tz.fft")
 
 
 def _lines_type(x: TensorType, table: TensorType, *, sign: int, scale: float) -> TensorType:
-    _smooth("fft_lines", _checked("fft_lines", x, table, -2, lambda n: _table_size(*halves(n))))
+    smooth("fft_lines", checked("fft_lines", x, table, -2, lambda n: _table_size(*halves(n))))
     return x
 
 
 def _columns_type(x: TensorType, table: TensorType, *, sign: int, scale: float) -> TensorType:
-    _smooth("fft_columns", _checked("fft_columns", x, table, -3, lambda n: _table_size(n, 1)))
+    smooth("fft_columns", checked("fft_columns", x, table, -3, lambda n: _table_size(n, 1)))
     return x
 
 
@@ -339,7 +349,7 @@ def fft_lines(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -
     rows, columns = halves(n)
     count = num_elements(x.shape[:-2])
     first, second, between = _plan(rows, columns)
-    lanes = _lanes(dtype)
+    lanes = lanes_of(dtype)
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         if count == 0:
@@ -368,7 +378,7 @@ def fft_lines(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -
                                         dtype), write)
             copies = [transposed_copy(d, start * rows, s, 0, own.count, rows, rows, lanes)
                       for d, s in zip(middle, rest, strict=True)]
-            return _allocated(block(stages, *copies), [b for pair in own.buffers for b in pair])
+            return allocated(block(stages, *copies), [b for pair in own.buffers for b in pair])
 
         def onward(start: Index) -> Stmt:
             """A vector of columns of [columns, rows], from the middle to the output."""
@@ -377,7 +387,7 @@ def fft_lines(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -
             stages = own.transform(
                 lambda row, lane: (re[row * rows + start + lane], im[row * rows + start + lane]),
                 lambda row, lane, z: _put(outputs[0], line.var * n + row * rows + start + lane, z))
-            return _allocated(stages, [b for pair in own.buffers for b in pair])
+            return allocated(stages, [b for pair in own.buffers for b in pair])
 
         def over(wide: int, body: Callable[[Index], Stmt], kind: str) -> Stmt:
             strip = fresh_axis("strip", -(-wide // lanes))
@@ -386,8 +396,8 @@ def fft_lines(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -
         kind = "serial" if n < _LINE_PER_TASK else "parallel"
         both = block(over(columns, forward, kind), over(rows, onward, kind))
         if kind == "parallel":
-            return _allocated(For(line.var, 0, count, both), middle)
-        return For(line.var, 0, count, _allocated(both, middle), "parallel",
+            return allocated(For(line.var, 0, count, both), middle)
+        return For(line.var, 0, count, allocated(both, middle), "parallel",
                    grain=max(_TASK // n, 1))
 
     return build
@@ -408,7 +418,7 @@ def fft_columns(x: Any, table: Any, *, sign: int, scale: float, out: TensorType)
     """transforms of complex columns x [..., n, inner, 2], times scale, given roots of unity"""
     n, inner, dtype = x.shape[-3], x.shape[-2], x.dtype.compute
     count = num_elements(x.shape[:-3])
-    lanes = _lanes(dtype)
+    lanes = lanes_of(dtype)
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         if count == 0 or inner == 0:
@@ -425,7 +435,7 @@ def fft_columns(x: Any, table: Any, *, sign: int, scale: float, out: TensorType)
             lambda row, lane: _pair(source, first + row * inner + lane, dtype),
             lambda row, lane, z: _put(outputs[0], first + row * inner + lane,
                                       z if scale == 1 else (z[0] * factor, z[1] * factor)))
-        body = _allocated(body, [b for pair in own.buffers for b in pair])
+        body = allocated(body, [b for pair in own.buffers for b in pair])
         return For(task.var, 0, task.hi, body, "parallel", grain=max(_TASK // (n * lanes), 1))
 
     return build
@@ -433,7 +443,7 @@ def fft_columns(x: Any, table: Any, *, sign: int, scale: float, out: TensorType)
 
 # ---------------------------------------------------------------- real numbers
 def _halves_type(x: TensorType, table: TensorType, *, inverse: bool) -> TensorType:
-    n = _checked("real_halves", x, table, -2, lambda n: 2 * (n - inverse))
+    n = checked("real_halves", x, table, -2, lambda n: 2 * (n - inverse))
     if inverse and n < 2:
         raise ShapeError(f"there is no way back from {n} numbers", where=user_location())
     return TensorType((*x.shape[:-2], n - 1 if inverse else n + 1, 2), x.dtype)
@@ -455,6 +465,13 @@ def _halves_numpy(x: np.ndarray, table: np.ndarray, *, inverse: bool, out: Tenso
     return convert(np.stack([made.real, made.imag], -1), out.dtype)
 
 
+def halves_of_pair(a: Complex, b: Complex, root: Complex, dtype: DType) -> Complex:
+    """One number of a real transform, from two of the complex one that mirror each other."""
+    mirrored, half = (b[0], -b[1]), Const(dtype, 0.5)
+    both, turned = _plus(a, mirrored), _times(_minus(a, mirrored), root)
+    return both[0] * half + turned[0], both[1] * half + turned[1]
+
+
 _CHUNK = 4096  # numbers of a line that are worth a task
 
 
@@ -471,13 +488,9 @@ def real_halves(x: Any, table: Any, *, inverse: bool, out: TensorType) -> Any:
         """All but the ends of a line, or a chunk of them."""
         k = fresh_axis("k", n, 1)
         a, b = _pair(source, given + k.var, dtype), _pair(source, given + n - k.var, dtype)
-        mirrored = (b[0], -b[1])
-        half = Const(dtype, 0.5)
-        both, apart = _plus(a, mirrored), _minus(a, mirrored)
-        turned = _times(apart, _pair(roots, k.var, dtype))
+        z = halves_of_pair(a, b, _pair(roots, k.var, dtype), dtype)
         return For(k.var, maximum(chunk * _CHUNK, 1), minimum(chunk * _CHUNK + _CHUNK, n), block(
-            *_put(target, made + k.var, (both[0] * half + turned[0], both[1] * half + turned[1]))),
-            "vector")
+            *_put(target, made + k.var, z)), "vector")
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         if count == 0:

@@ -324,8 +324,7 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
             executable.check_memory()
         return results if as_made else pack(structure, results)
 
-    if structure not in (0, [0]) or len(outputs) != 1 or crooked or arena_size or sizes or (
-            allocates):
+    if structure not in (0, [0]) or len(outputs) != 1 or crooked or arena_size or allocates:
         return run
     (described,) = outputs
     listed = structure == [0]
@@ -341,7 +340,7 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
         except (MemoryError, RuntimeError, ValueError):
             return pack(structure, slow(args))  # which says what is too large
         if handle is None:
-            native(*args, out, 0, state[1])
+            native(*args, out, *sizes, 0, state[1])
         else:
             try:
                 pointers = [a.data_ptr() for a in args]
@@ -349,7 +348,7 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
                 pointers = [0]
             if 0 in pointers:
                 args, pointers = _addresses(args)
-            native(*pointers, out.data_ptr(), 0, state[1])
+            native(*pointers, out.data_ptr(), *sizes, 0, state[1])
         return [out] if listed else out
 
     return run_plain

@@ -661,7 +661,7 @@ _RULES: dict[str, Rule] = {
     "integer_convolve": _integer_contraction, "fft_lines": _transformed,
     **dict.fromkeys(("solve_matrices", "inv", "slogdet", "cholesky_lower", "eigh_lower", "qr_tall",
                      "svd"), _factored),
-    "fft_columns": _transformed, "real_halves": _transformed,
+    "fft_columns": _transformed, "real_halves": _transformed, "real_rows": _transformed,
 }  # fmt: skip
 
 

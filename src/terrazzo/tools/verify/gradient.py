@@ -32,7 +32,7 @@ from terrazzo.tools.verify.error_bounds import Difference
 from terrazzo.tools.verify.levels import cut
 
 _STAIRS = ("floor", "ceil", "trunc", "round", "remainder", "fmod", "floor_divide")
-_TRANSFORMS = ("fft_lines", "fft_columns", "real_halves")
+_TRANSFORMS = ("fft_lines", "fft_columns", "real_halves", "real_rows")
 _SMALLEST_STAIR = 1e-3
 _PATIENCE = 0.5  # seconds for the differences of one graph
 _STEP = 1e-6  # near the cube root of float64's eps, where a central difference is most exact
