@@ -148,3 +148,29 @@ def test_sizes_are_compared_by_functions(check: Any) -> None:
     for size in (3, 4):
         data = np.ones(size, np.float32)
         check(s, [x, y], [data], data * (size == 4))
+
+
+def test_functions_of_numpy(check: Any) -> None:
+    y = te.compute((N,), lambda i: np.exp(X[i] * 0.1) + np.maximum(X[i], 2) * np.float32(2),
+                   name="y")
+    check(te.schedule(y), [X, y], [DATA], np.exp(DATA * 0.1) + np.maximum(DATA, 2) * 2)
+    with pytest.raises(ArgumentError, match=r"numpy.heaviside means nothing in a formula"):
+        te.compute((N,), lambda i: np.heaviside(X[i], 0.5))
+    with pytest.raises(ArgumentError, match="means nothing in a formula"):
+        te.compute((N,), lambda i: X[i] + np.array([1, 2]))
+    with pytest.raises(ArgumentError, match="means nothing in a formula"):
+        te.compute((N,), lambda i: np.array([1, 2]) + X[i])
+
+
+@pytest.mark.parametrize("index", ["a", 1.5, slice(None), None, True])
+def test_what_is_no_index(index: Any) -> None:
+    with pytest.raises(ArgumentError, match="cannot read X at"):
+        te.compute((N,), lambda i: X[index])
+
+
+@pytest.mark.parametrize("value", [None, "one", X, np.ones(2)])
+def test_what_is_no_value(value: Any) -> None:
+    with pytest.raises(ArgumentError, match="the function of y answers with"):
+        te.compute((N,), lambda i: value, name="y")
+    with pytest.raises(ArgumentError, match="an axis cannot run over"):
+        te.reduce_axis(value)

@@ -15,7 +15,8 @@
     matmul(a, b, c)
 
 Every element function of the table `scalar.OPS` is here by its name: `te.exp`, `te.sqrt`, ...
-`te.max` and `te.min` reduce; of two elements take `te.maximum` and `te.minimum`.
+`te.max` and `te.min` reduce; of two elements take `te.maximum` and `te.minimum`. Reductions of a
+user's own are made by `te.comm_reducer`, recurrences by `te.scan`; docs/te.md shows all of it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from terrazzo.errors import ArgumentError, DTypeError, IndexOutOfRange, user_loc
 from terrazzo.expr import ir
 from terrazzo.expr.access import Access, accesses, clipped, inside
 from terrazzo.expr.reductions import fresh_name
-from terrazzo.index import Index, Var
+from terrazzo.index import Index, IndexExpr, Var
 from terrazzo.te.terms import ReduceAxis, Term, formula, plain, scalar
 
 _reduce_names = itertools.count()
@@ -41,8 +41,12 @@ class Tensor(ir.Tensor):
     waits: frozenset[State] = frozenset()
 
     def __getitem__(self, indices: Any) -> Term:  # type: ignore[override]
-        where = indices if isinstance(indices, tuple) else (indices,)
-        return Term(ir.load(self, tuple(map(plain, where))))
+        where = tuple(map(plain, indices if isinstance(indices, tuple) else (indices,)))
+        for index in where:
+            if not isinstance(index, (int, IndexExpr, Scalar)) or isinstance(index, bool):
+                raise ArgumentError(f"cannot read {self.name} at {index!r}",
+                                    hint="an index is a whole number, an axis or a computed value")
+        return Term(ir.load(self, where))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +80,7 @@ def compute(shape: Iterable[Index], element: Callable[..., Any], name: str | Non
     several = isinstance(found, (tuple, list))
     whole = name or new_name("t")
     # Clipped as one, so that what they share stays shared.
-    bodies = [scalar(value, like) for value in (found if several else (found,))]
+    bodies = [_value(value, like, whole) for value in (found if several else (found,))]
     if not bodies:
         raise ArgumentError(f"{whole} computes nothing", hint="answer with one value or more")
     bodies = list(parts(clipped(Tuple(bodies[0].dtype, tuple(bodies)))))
@@ -88,6 +92,13 @@ def compute(shape: Iterable[Index], element: Callable[..., Any], name: str | Non
         for access in () if waits else accesses(tensor):  # a scan knows which rows there are
             refuse_outside(tensor.name, access, {})
     return tuple(made) if several else made[0]
+
+
+def _value(value: Any, like: DType | None, name: str) -> Scalar:
+    if not isinstance(plain(value), (int, float, IndexExpr, Scalar)):
+        raise ArgumentError(f"the function of {name} answers with {value!r}",
+                            hint="it gives the value of one element")
+    return scalar(value, like)
 
 
 def _waits(source: ir.Tensor) -> frozenset[State]:
@@ -126,6 +137,9 @@ def refuse_outside(name: str, access: Access, sizes: Mapping[Var, int]) -> None:
 def reduce_axis(extent: Index | tuple[Index, Index], name: str | None = None) -> ReduceAxis:
     """An axis to reduce over: all of `0..extent`, or `lo..hi` for a pair."""
     lo, hi = map(plain, extent if isinstance(extent, tuple) else (0, extent))
+    if not all(isinstance(end, (int, IndexExpr)) for end in (lo, hi)):
+        raise ArgumentError(f"an axis cannot run over {extent!r}",
+                            hint="give its length, or where it begins and ends")
     if name is None:
         number = next(_reduce_names)
         name = f"k{number}" if number else "k"

@@ -28,17 +28,25 @@ _INDEX_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul,
     "floordiv": operator.floordiv, "mod": operator.mod,
 }
+_OF_NUMPY = {row.numpy: name for name, row in OPS.items() if isinstance(row.numpy, np.ufunc)}
 
 
 class Term:
     """A part of a formula: an index, or a value that is computed for each element."""
 
     __slots__ = ("value",)
-    __array_ufunc__ = None  # numbers of numpy leave arithmetic to us
     value: Scalar | Index
 
     def __init__(self, value: Scalar | Index):
         self.value = value
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Term:
+        """Numbers of numpy leave arithmetic to us, and `np.exp(x)` is `te.exp(x)`."""
+        name = _OF_NUMPY.get(ufunc)
+        if name is None or method != "__call__" or options:
+            raise ArgumentError(f"numpy.{ufunc.__name__} means nothing in a formula",
+                                hint="use a function of te")
+        return apply(name, *args)
 
     def __add__(self, other: Any) -> Term:
         return apply("add", self, other)
