@@ -88,3 +88,9 @@ def test_columns_leave_no_rest_in_memory(channels: int) -> None:
     assert "if " not in level_text(lowering, "loop")
     stores = level_text(lowering, "llvm").count("call void @llvm.masked.store")
     assert stores == (channels % 16 > 0)
+
+
+@pytest.mark.parametrize(("columns", "tile"), [(1024, 64), (160, 32)])
+def test_long_sums_of_wide_rows_read_longer_pieces(columns: int, tile: int) -> None:
+    text = loop_text(lambda x: tz.sum(x, axis=0), np.ones((4096, columns), np.float32))
+    assert f"in 0..{tile}:" in text
