@@ -61,3 +61,20 @@ def test_a_sibling_that_waits_for_the_other(rng: np.random.Generator) -> None:
     x = rng.uniform(-1, 1, LARGE).astype(np.float32)
     for got, want in zip(compile_graph(graph).run([x]), run(graph, [x]), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-2)
+
+
+def test_many_readers_of_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work grows with the number of readers, not with its square."""
+    from terrazzo.graph import fusion
+
+    asked = 0
+    ask = fusion._Fuser.are_siblings
+
+    def counting(*args: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        return ask(*args)
+
+    monkeypatch.setattr(fusion._Fuser, "are_siblings", counting)
+    assert kernels(lambda x, y: tuple(tz.sum(x + i, axis=1) for i in range(60)), LARGE) < 20
+    assert asked < 60 * fusion.MOST_SIBLINGS

@@ -468,7 +468,8 @@ class _Fuser:
                     by_source.setdefault(source, []).append(unit)
         for units in by_source.values():
             for i, first in enumerate(units):
-                for second in units[i + 1:]:
+                # Those that come next, so that many readers of one tensor take no square of time.
+                for second in units[i + 1:i + MOST_SIBLINGS]:
                     if first in self.units and second in self.units and (
                             self.are_siblings(first, second)):
                         self.merge(first, second)
