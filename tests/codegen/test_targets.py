@@ -1,5 +1,7 @@
 """The same kernels for other instruction sets: AVX2, AVX-512 and NEON, by their assembly."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -82,3 +84,11 @@ def test_rows_of_a_table_are_copied_in_whole_vectors(dtype):
                      [TensorType((100, 512), dtype), TensorType((9,), tz.int64)], name="kernel")
     code = level_text(Lowering(graph, Cpu(chip)), "llvm")
     assert f"load <{chip.lanes(dtype.bits)} x" in code
+
+
+def test_large_tensors_of_bfloat_are_filled_in_whole_vectors():
+    graph, _ = trace(lambda x, u, i: tz.index_update(tz.zeros_like(x), i, u, axis=0, reduce="add"),
+                     [TensorType((32000, 512), tz.bfloat16), TensorType((9, 512), tz.bfloat16),
+                      TensorType((9,), tz.int64)], name="kernel")
+    assembly = level_text(Lowering(graph, Cpu(avx2_spec())), "asm")
+    assert re.search(r"vmovnt\w+\s+%ymm", assembly), "past the caches, not lane by lane"

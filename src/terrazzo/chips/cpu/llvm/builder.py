@@ -111,7 +111,8 @@ _COMPARE_FOLDS: dict[str, Callable[[int, int], bool]] = {
 
 
 def _as_bits(ty: str) -> str:
-    """The integers to move half types as: LLVM takes masked ones apart by way of float32."""
+    """The integers to move half types as: LLVM takes masked ones apart by way of float32, and
+    others lane by lane where their arithmetic is not the processor's own."""
     return ty.replace("bfloat", "i16").replace("half", "i16")
 
 
@@ -417,6 +418,8 @@ class Builder:
         suffix: str = "",
     ) -> None:
         """Stores a value; `ordering` makes it atomic, `suffix` adds metadata (see alias_domain)."""
+        if v.lanes > 1:
+            v = self.bitcast(v, _as_bits(v.ty))
         head = f"store atomic {v.ty}" if ordering else f"store {v.ty}"
         tail = f" {ordering}" if ordering else ""
         template = f"{head} {{}}, ptr {{}}{tail}, align {align}{self._hint(nontemporal)}{suffix}"
@@ -580,6 +583,9 @@ class Builder:
         v = self._index(v)
         if lanes == 1:
             return v
+        bits = _as_bits(v.elem)
+        if bits != v.elem:
+            return self.bitcast(self.splat(self.bitcast(v, bits), lanes), vec(v.elem, lanes))
         ty = vec(v.elem, lanes)
         if all(part[0] not in "%@" for part in v.parts):
             return Val(ty, tuple(f"splat ({v.ty} {part})" for part in v.parts))
