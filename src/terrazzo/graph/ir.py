@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -703,7 +703,7 @@ def _numbers_for_body(tensors: Sequence[Any]) -> tuple[list[Any], bool]:
     return values, bool(others) or any(type(t) is Value and t.is_number for t in tensors)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _taking_numbers(op: Operator, flags: tuple[bool, ...]) -> Operator:
     """An operator with a gradient rule, whose body and rule see the flagged inputs as numbers."""
     body, rule = op.body, op.grad
