@@ -127,7 +127,12 @@ MORE: dict[str, list[Case]] = {
         for rows, special, attrs in (
             (5, 0, {"tests": ("le",)}), (35, 0, {"tests": ("gt",), "trees": 16}),
             (37, 3, {"tests": ("le", "lt"), "combine": "max"}),
-            (150, 1, {"tests": ("le",), "missing": "some", "combine": "min"}))],
+            (150, 1, {"tests": ("le",), "missing": "some", "combine": "min"}))] + [
+        case(spread(rows, 3), given(np.int32(
+            [2, 4, 8, 0, 0, 4, 4, 0, 0, 12, 16, 0, 0, 12, 12, 1, 0, 16, 16, 2])),
+            spread(5), given(np.int32([0, 8, 4, 12] * 4)), given(np.int32([2, 1, 0, 0] * 4)),
+            spread(3, 1), given(np.int32([0, 2, 2, 1] * 4)), tests=("le",), targets=4)
+        for rows in (5, 35)],
     "pairwise_coupling": [case(given(np.float32([[[0.0, r, s], [1 - r, 0.0, t], [1 - s, 1 - t, 0.0]]
                                                  for r, s, t in ((0.3, 0.6, 0.9), (0.5, 0.5, 0.5),
                                                                  (0.99, 0.01, 0.4))])))],

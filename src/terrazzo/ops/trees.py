@@ -23,7 +23,7 @@ from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index, Var, ceildiv, minimum
 from terrazzo.index.guards import ask
-from terrazzo.loop.ir import Alloc, Block, Buffer, For, Let, Stmt, Store, While, block
+from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Let, Stmt, Store, While, block
 from terrazzo.ops.define import primitive
 
 # A node is four integers: the feature it tests, where to go when the test holds and when not (as
@@ -34,12 +34,12 @@ MISSING_IS_TRUE = 1  # the lowest bit of SPECIAL: nan passes the test
 
 SIDE_BY_SIDE = 16  # walks; more do not fit what a core looks ahead (Zen 4, Sapphire Rapids)
 _ROWS = 128  # of a block: 16 KiB of 32 features, beside a tree in the nearest cache
-_STRIDE = 2  # steps between looking whether all walks have ended
 
 
 def _ensemble_type(x: TensorType, nodes: TensorType, thresholds: TensorType, roots: TensorType,
-                   steps: TensorType, weights: TensorType, *, tests: tuple[str, ...],
-                   missing: str, combine: str, trees: int | None = None) -> TensorType:
+                   steps: TensorType, weights: TensorType, columns: TensorType | None = None, *,
+                   tests: tuple[str, ...], missing: str, combine: str, trees: int | None = None,
+                   targets: int | None = None) -> TensorType:
     if len(x.shape) != 2 or len(weights.shape) != 2:
         raise RankError(f"tree_ensemble takes rows of features and leaves of targets, not "
                         f"{x.shape} and {weights.shape}", where=user_location())
@@ -53,19 +53,24 @@ def _ensemble_type(x: TensorType, nodes: TensorType, thresholds: TensorType, roo
     if ask("!=", roots.shape[0] % SIDE_BY_SIDE, 0):
         raise ArgumentError(f"tree_ensemble takes a multiple of {SIDE_BY_SIDE} trees",
                             where=user_location())
-    return TensorType((x.shape[0], weights.shape[1]), x.dtype)
+    if (columns is None) != (targets is None) or (columns is not None and (
+            columns.shape != roots.shape or weights.shape[1] != 1)):
+        raise ArgumentError("tree_ensemble takes a column for each tree where it takes targets",
+                            where=user_location())
+    return TensorType((x.shape[0], weights.shape[1] if targets is None else targets), x.dtype)
 
 
 _NUMPY_TESTS: dict[str, Callable[..., Any]] = {
     "le": np.less_equal, "lt": np.less, "ge": np.greater_equal, "gt": np.greater,
     "eq": np.equal, "ne": np.not_equal}
 _NUMPY_COMBINE: dict[str, Any] = {"add": np.sum, "min": np.min, "max": np.max}
+_EMPTY = {"add": 0.0, "min": np.inf, "max": -np.inf}  # what no tree says
 
 
 def _ensemble_numpy(x: np.ndarray, nodes: np.ndarray, thresholds: np.ndarray, roots: np.ndarray,
-                    steps: np.ndarray, weights: np.ndarray, *, tests: tuple[str, ...],
-                    missing: str, combine: str, trees: int | None = None,
-                    out: TensorType) -> np.ndarray:
+                    steps: np.ndarray, weights: np.ndarray, columns: np.ndarray | None = None, *,
+                    tests: tuple[str, ...], missing: str, combine: str, trees: int | None = None,
+                    targets: int | None = None, out: TensorType) -> np.ndarray:
     at = np.broadcast_to(roots, (len(x), len(roots))).astype(np.int64)
     while True:
         value = np.take_along_axis(x, nodes[at + FEATURE], axis=1)
@@ -78,60 +83,89 @@ def _ensemble_numpy(x: np.ndarray, nodes: np.ndarray, thresholds: np.ndarray, ro
             passes |= np.isnan(value) & ((special & MISSING_IS_TRUE != 0) | (missing == "all"))
         after = np.where(passes, nodes[at + WHEN_TRUE], nodes[at + WHEN_FALSE])
         if (after == at).all():
-            return _NUMPY_COMBINE[combine](weights[nodes[at + SPECIAL]], axis=1)
+            break
         at = after
+    said = weights[nodes[at + SPECIAL]]
+    if columns is None or targets is None:
+        return _NUMPY_COMBINE[combine](said, axis=1)
+    empty = said.dtype.type(_EMPTY[combine])
+    return np.stack([_NUMPY_COMBINE[combine](said[:, columns == t, 0], axis=1, initial=empty)
+                     for t in range(targets)], axis=1)
 
 
 @primitive(family="classical", infer=_ensemble_type, reference=_ensemble_numpy, loops=True,
            differentiable=False)
-def tree_ensemble(x: Any, nodes: Any, thresholds: Any, roots: Any, steps: Any, weights: Any, *,
-                  tests: tuple[str, ...], missing: str = "none", combine: str = "add",
-                  trees: int | None = None, out: TensorType) -> Any:
+def tree_ensemble(x: Any, nodes: Any, thresholds: Any, roots: Any, steps: Any, weights: Any,
+                  columns: Any = None, *, tests: tuple[str, ...], missing: str = "none",
+                  combine: str = "add", trees: int | None = None, targets: int | None = None,
+                  out: TensorType) -> Any:
     """what the leaves that each row of features ends at say, over all trees, for each target
 
     `nodes` holds four integers a node (see `terrazzo.ops.trees`), `roots` offsets in it, `steps`
     how far a walk through each tree goes before it is looked whether it has ended. Leaves hold the
-    number of their row in `weights`. Only the first `trees` trees say anything.
+    number of their row in `weights`. Only the first `trees` trees say anything. With `columns`,
+    each tree speaks of one of so many targets alone, and weights are one number a leaf.
     """
     rows, features = x.shape
-    all_trees, targets = roots.shape[0], weights.shape[1]
+    all_trees, spoken = roots.shape[0], weights.shape[1]
+    results = spoken if targets is None else targets
     speaking = all_trees if trees is None else trees
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        if rows == 0 or targets == 0:
+        if rows == 0 or results == 0:
             return Block(())
-        walk = _Walk(inputs[0], inputs[1], inputs[2], features, tests, missing)
         (result,) = outputs
         here = fresh_axis("block", ceildiv(rows, _ROWS)).var
         first = here * _ROWS
         last = minimum(first + _ROWS, rows)
-        groups = (last - first) // SIDE_BY_SIDE
-        empty = {"add": 0.0, "min": np.inf, "max": -np.inf}[combine]
-        i = fresh_axis("i", _ROWS * targets).var
-        clear = For(i, first * targets, last * targets,
-                    Store(result, i, Const(x.dtype, empty)), "vector")
-        t = fresh_axis("t", targets).var
+        i = fresh_axis("i", _ROWS * results).var
+        clear = For(i, first * results, last * results,
+                    Store(result, i, Const(x.dtype, _EMPTY[combine])), "vector")
+        t = fresh_axis("t", spoken).var
 
-        def say(leaf: Scalar, row: Index) -> Stmt:
+        def say(leaf: Scalar, row: Index, tree: Index) -> Stmt:
             """Add what a leaf says to a row of the result."""
-            base = call("mul", cast_scalar(leaf, as_scalar(t).dtype), as_scalar(targets))
-            if targets == 1:
+            base = call("mul", cast_scalar(leaf, as_scalar(t).dtype), as_scalar(spoken))
+            if len(inputs) > 6:
+                place = call("add", as_scalar(row * results),
+                             cast_scalar(inputs[6][tree], as_scalar(t).dtype))
+                return Store(result, place, inputs[5][base], combine)
+            if spoken == 1:
                 return Store(result, row, inputs[5][base], combine)
-            return For(t, 0, targets, Store(result, row * targets + t, inputs[5][
+            return For(t, 0, spoken, Store(result, row * results + t, inputs[5][
                 call("add", base, as_scalar(t))], combine), "vector")
 
-        tree, group = fresh_axis("tree", all_trees).var, fresh_axis("group", groups).var
-        start = first + group * SIDE_BY_SIDE
-        by_rows = For(tree, 0, speaking, For(group, 0, groups, walk.side_by_side(
-            lambda k: inputs[3][tree], lambda k: start + k, lambda k: inputs[4][tree], say)))
-        row, several = fresh_axis("row", rows).var, fresh_axis("several", all_trees).var
-        by_trees = For(row, first + groups * SIDE_BY_SIDE, last, For(
-            several, 0, ceildiv(speaking, SIDE_BY_SIDE), walk.side_by_side(
-                lambda k: inputs[3][several * SIDE_BY_SIDE + k], lambda k: row,
-                lambda k: inputs[4][several * SIDE_BY_SIDE], say)))
-        return For(here, 0, ceildiv(rows, _ROWS), block(clear, by_rows, by_trees), "parallel")
+        def walks(missing: str) -> Stmt:
+            walk = _Walk(inputs[0], inputs[1], inputs[2], features, tests, missing)
+            groups = (last - first) // SIDE_BY_SIDE
+            tree, group = fresh_axis("tree", all_trees).var, fresh_axis("group", groups).var
+            start = first + group * SIDE_BY_SIDE
+            by_rows = For(tree, 0, speaking, For(group, 0, groups, walk.side_by_side(
+                lambda k: inputs[3][tree], lambda k: start + k, lambda k: inputs[4][tree],
+                lambda leaf, k: say(leaf, start + k, tree))))
+            row, several = fresh_axis("row", rows).var, fresh_axis("several", all_trees).var
+            by_trees = For(row, first + groups * SIDE_BY_SIDE, last, For(
+                several, 0, ceildiv(speaking, SIDE_BY_SIDE), walk.side_by_side(
+                    lambda k: inputs[3][several * SIDE_BY_SIDE + k], lambda k: row,
+                    lambda k: inputs[4][several * SIDE_BY_SIDE],
+                    lambda leaf, k: say(leaf, row, several * SIDE_BY_SIDE + k))))
+            return block(by_rows, by_trees)
+
+        body = walks(missing) if missing == "none" else _if_any_nan(
+            inputs[0], first * features, last * features, walks(missing), walks("none"))
+        return For(here, 0, ceildiv(rows, _ROWS), block(clear, body), "parallel")
 
     return build
+
+
+def _if_any_nan(x: Buffer, start: Index, stop: Index, then: Stmt, orelse: Stmt) -> Stmt:
+    """One of two statements: to ask of each feature whether it is missing takes half of a step."""
+    found = Buffer("found", int32, 1)
+    i = fresh_axis("i", 1).var
+    look = For(i, start, stop, Store(found, 0, cast_scalar(call("ne", x[i], x[i]), int32), "max"),
+               "vector")
+    return Alloc(found, block(Store(found, 0, Const(int32, 0)), look,
+                              If(call("ne", found[0], 0), then, orelse)))
 
 
 class _Walk:
@@ -153,10 +187,8 @@ class _Walk:
         def each(body: Stmt, kind: str = "serial") -> Stmt:
             return For(k, 0, SIDE_BY_SIDE, body, kind)
 
-        moved: Scalar = at[k]
-        for _ in range(_STRIDE):
-            before, moved = moved, self.step(moved, row(k))
-        goes_on = call("xor", before, moved)
+        moved = self.step(at[k], row(k))
+        goes_on = call("xor", at[k], moved)
         return Alloc(at, Alloc(going, block(
             each(Store(at, k, root(k))),
             Let(sure, steps(0), For(step, 0, sure, each(
@@ -166,7 +198,7 @@ class _Walk:
                 Store(going, 0, Const(int32, 0)),
                 each(block(Store(going, 0, call("or", going[0], goes_on)),
                            Store(at, k, moved))))),
-            each(say(self.nodes[call("add", at[k], SPECIAL)], row(k))))))
+            each(say(self.nodes[call("add", at[k], SPECIAL)], k)))))
 
     def step(self, at: Scalar, row: Index) -> Scalar:
         """Where a walk goes from a node."""

@@ -210,8 +210,21 @@ def test_forest_of_any_shape(rng: np.random.Generator, count: int, how: str, dty
     """Trees that lean to one side, that are a leaf, that share a block with deeper ones."""
     attributes = leaning_forest(rng, [0, 1, 12, 3, 40, 5, 2])
     x = rng.standard_normal((count, 4)).astype(dtype)
-    x[::7, 1] = np.nan
+    x[130::7, 1] = np.nan  # some blocks of rows have none
     compare("TreeEnsembleRegressor", [x], n_targets=2, aggregate_function=how, **attributes)
+
+
+@pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
+@pytest.mark.parametrize("count", [1, 17, 300])
+def test_trees_that_speak_of_one_target_each(rng: np.random.Generator, count: int, how: str
+                                             ) -> None:
+    attributes = leaning_forest(rng, [0, 1, 12, 3, 9, 5, 2] * 3)
+    attributes["target_ids"] = [(2, 0, 3)[tree % 3] for tree in attributes["target_treeids"]]
+    x = rng.standard_normal((count, 4)).astype(np.float32)
+    x[10::7, 1] = np.nan
+    compare("TreeEnsembleRegressor", [x], n_targets=4, aggregate_function=how, **attributes)
+    attributes["target_ids"][5] ^= 1  # a tree that speaks of two after all
+    compare("TreeEnsembleRegressor", [x], n_targets=4, aggregate_function=how, **attributes)
 
 
 def leaning_forest(rng: np.random.Generator, depths: list[int]) -> dict[str, Any]:

@@ -135,11 +135,39 @@ def _walked(forest: Forest, x: Value, combine: str, trees: int) -> Value:
     steps = np.where(longest <= half + 2, longest, half).astype(np.int32)
     # Trees of one length go together, those that were added last.
     order = np.lexsort((steps, np.arange(len(steps)) >= trees))
+    columns, weights, targets = None, forest.weights, None
+    spoken = _spoken_of(forest)
+    if weights.shape[1] > 1 and spoken is not None:
+        columns, targets = literal(spoken[order]), weights.shape[1]
+        weights = weights[np.arange(len(weights)), np.argmax(forest.says, axis=1)][:, None]
     return tree_ensemble(
         x, literal(_filled(nodes.astype(np.int32)).reshape(-1)), literal(_filled(forest.threshold)),
         literal((forest.roots[order] * NODE).astype(np.int32)), literal(steps[order]),
-        literal(_filled(forest.weights)), tests=tuple(TESTS[m] for m in modes), missing=missing,
-        combine=combine, trees=trees)
+        literal(_filled(weights)), columns, tests=tuple(TESTS[m] for m in modes), missing=missing,
+        combine=combine, trees=trees, targets=targets)
+
+
+def _spoken_of(forest: Forest) -> np.ndarray | None:
+    """The one target that each tree speaks of; None where some tree speaks of several."""
+    column = np.zeros(len(forest.roots), np.int32)
+    here, tree = forest.roots, np.arange(len(forest.roots))
+    inner = forest.inner
+    leaves, trees = [], []
+    while here.size:
+        going = inner[here]
+        leaves.append(forest.leaf[here[~going]])
+        trees.append(tree[~going])
+        here, tree = here[going], np.concatenate([tree[going], tree[going]])
+        here = np.concatenate([forest.when_true[here], forest.when_false[here]])
+        here, first = np.unique(here, return_index=True)
+        tree = tree[first]
+    leaf, tree = np.concatenate(leaves), np.concatenate(trees)
+    said, column_of = forest.says[leaf], np.argmax(forest.says[leaf], axis=1)
+    if (said.sum(axis=1) > 1).any():
+        return None
+    speaking = said.any(axis=1)
+    column[tree[speaking]] = column_of[speaking]
+    return column if (column[tree[speaking]] == column_of[speaking]).all() else None
 
 
 def _filled(table: np.ndarray) -> np.ndarray:
