@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call, where
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.shapes import dims_text, normalize_axis, num_elements
 from terrazzo.dtypes import DType, int32, int64
 from terrazzo.errors import ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
-from terrazzo.index import Index, Var, maximum, minimum
+from terrazzo.index import Index, Var, ceildiv, maximum, minimum
 from terrazzo.index.guards import ask
 from terrazzo.loop.ir import Block, Buffer, For, If, Let, Stmt, Store, While, block
 from terrazzo.ops.define import operator, primitive
@@ -34,9 +34,12 @@ from terrazzo.ops.sorting import (
 )
 
 # Candidates are held back until there are this many (or twice k): then the k best of them stay.
-_ROOM = 64
-# As many elements are compared with the worst candidate at once, and skipped if none is better.
-_STRIDE = 64
+_ROOM = 32
+# As many elements are compared with the worst candidate at once, and skipped if none is better;
+# else as many of them are looked at again, one vector of most processors.
+_STRIDE, _GROUP = 64, 16
+# Up to this many, going from one key to the next finds the k-th before halving does.
+_STEPS = 8
 # Up to this many, counting each candidate's rank beats the histograms of a radix sort.
 _FEW = 64
 
@@ -147,26 +150,27 @@ class _Candidates:
         last = self.high[0]
         compare = For(i, 0, stop, block(
             Store(self.fresh, i, key(at + i)), Store(self.best, 0, key(at + i), "min")), "vector")
-        append = For(i, 0, stop, block(
+        group = fresh_axis("group", _STRIDE // _GROUP).var
+        first = group * _GROUP
+        end = minimum(first + _GROUP, stop)
+        again = For(i, first, end, Store(self.best, 0, self.fresh[i], "min"), "vector")
+        append = For(i, first, end, block(
             Store(self.keys, self.held[0], self.fresh[i]),
             Store(self.order, self.held[0], cast_scalar(as_scalar(at + i), self.order.dtype)),
             Store(self.held, 0, cast_scalar(call("lt", self.fresh[i], last), int64), "add")))
+        better = call("lt", self.best[0], last)
+        closer = For(group, 0, ceildiv(stop, _GROUP), block(
+            Store(self.best, 0, last), again, If(better, append)))
         return Let(at, self.next[0], block(
             Store(self.best, 0, last), compare,
-            If(call("lt", self.best[0], last), append),
+            If(better, closer),
             Store(self.next, 0, as_scalar(_STRIDE), "add")))
 
     def _keep_best(self) -> Stmt:
-        """The first k of the candidates stay; the key of the last of them is in `high`.
-
-        Halves the interval of keys until the k-th is found: counting is what vectors do best.
-        """
+        """The first k of the candidates stay; the key of the last of them is in `high`."""
         held = Var("held")
         i = fresh_axis("i", held).var
-        low, high, keys = self.low[0], self.high[0], self.keys
-        middle = call("add", call("and", low, high), call("shr", call("xor", low, high), 1))
-        mid = Buffer("mid", keys.dtype, 1)
-
+        high, keys = self.high[0], self.keys
         def count(name: str, limit: Scalar) -> Stmt:
             one = cast_scalar(call(name, keys[i], limit), self.counted)
             return block(Store(self.count, 0, Const(self.counted, 0)),
@@ -174,11 +178,6 @@ class _Candidates:
 
         k = cast_scalar(as_scalar(self.k), self.counted)
         found = self.count[0]
-        halve = block(
-            Store(mid, 0, middle), count("le", mid[0]),
-            If(call("ge", found, k), Store(self.high, 0, mid[0]),
-               Store(self.low, 0, call("add", mid[0], 1))),
-            If(call("eq", found, k), Store(self.low, 0, mid[0])))
         equal = call("eq", keys[i], high)
         stays = call("or", call("lt", keys[i], high), call("and", equal, call("gt", self.ties[0],
                                                                               0)))
@@ -189,14 +188,50 @@ class _Candidates:
             Store(keys, cast_scalar(self.kept[0], int64), keys[i]),
             Store(self.order, cast_scalar(self.kept[0], int64), self.order[i]),
             Store(self.kept, 0, here[0], "add")))
-        return Let(held, self.held[0], allocate([mid, here], block(
+        search = self._climb if isinstance(self.k, int) and self.k <= _STEPS else self._halve
+        return Let(held, self.held[0], allocate([here], block(
+            search(held, k), count("lt", high),
+            Store(self.ties, 0, call("sub", k, found)), Store(self.kept, 0, Const(self.counted, 0)),
+            move, Store(self.held, 0, as_scalar(self.k)))))
+
+
+    def _halve(self, held: Var, k: Scalar) -> Stmt:
+        """Halve the interval of keys until the k-th is found: counting is what vectors do best."""
+        i = fresh_axis("i", held).var
+        low, high, keys = self.low[0], self.high[0], self.keys
+        middle = call("add", call("and", low, high), call("shr", call("xor", low, high), 1))
+        mid = Buffer("mid", keys.dtype, 1)
+        count = For(i, 0, held, Store(self.count, 0, cast_scalar(
+            call("le", keys[i], mid[0]), self.counted), "add"), "vector")
+        found = self.count[0]
+        halve = block(
+            Store(mid, 0, middle), Store(self.count, 0, Const(self.counted, 0)), count,
+            If(call("ge", found, k), Store(self.high, 0, mid[0]),
+               Store(self.low, 0, call("add", mid[0], 1))),
+            If(call("eq", found, k), Store(self.low, 0, mid[0])))
+        return allocate([mid], block(
             Store(self.low, 0, keys[0]), Store(self.high, 0, keys[0]),
             For(i, 0, held, block(Store(self.low, 0, keys[i], "min"),
                                   Store(self.high, 0, keys[i], "max")), "vector"),
-            While(call("lt", low, high), halve),
-            count("lt", high),
-            Store(self.ties, 0, call("sub", k, found)), Store(self.kept, 0, Const(self.counted, 0)),
-            move, Store(self.held, 0, as_scalar(self.k)))))
+            While(call("lt", low, high), halve)))
+
+    def _climb(self, held: Var, k: Scalar) -> Stmt:
+        """Go from the first key to the next until k of them are behind."""
+        i = fresh_axis("i", held).var
+        high, keys = self.high[0], self.keys
+        last = Const(keys.dtype, 2 ** (keys.dtype.bits - 1) - 1)
+        further = Buffer("further", int64, 1)
+        look = For(i, 0, held, block(
+            Store(self.count, 0, cast_scalar(call("le", keys[i], high), self.counted), "add"),
+            Store(self.best, 0, where(call("gt", keys[i], high), keys[i], last), "min")), "vector")
+        turn = block(
+            Store(self.count, 0, Const(self.counted, 0)), Store(self.best, 0, last), look,
+            If(call("lt", self.count[0], k), Store(self.high, 0, self.best[0]),
+               Store(further, 0, as_scalar(0))))
+        return allocate([further], block(
+            Store(self.high, 0, keys[0]), Store(further, 0, as_scalar(1)),
+            For(i, 0, held, Store(self.high, 0, keys[i], "min"), "vector"),
+            While(call("ne", further[0], 0), turn)))
 
 
 @operator(family="sorting")
