@@ -1020,7 +1020,7 @@ def topk(x: Array, k: Size, axis: int = -1, largest: bool = True) -> tuple[Array
 def transpose(x: Array, axes: int | Sequence[int] | None = None) -> Array:
     """the axes in another order; reversed when none is given"""
 @_operator
-def tree_ensemble(x: Array, nodes: Array, thresholds: Array, roots: Array, steps: Array, weights: Array, tests: tuple[str, ...], missing: str = 'none', combine: str = 'add', trees: int | None = None) -> Any:
+def tree_ensemble(x: Array, nodes: Array, thresholds: Array, roots: Array, steps: Array, weights: Array, columns: Array | None = None, *, tests: tuple[str, ...], missing: str = 'none', combine: str = 'add', trees: int | None = None, targets: int | None = None) -> Any:
     """what the leaves that each row of features ends at say, over all trees, for each target"""
 @_operator
 def tril(x: Array, k: int = 0) -> Array:
