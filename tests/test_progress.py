@@ -15,7 +15,7 @@ from terrazzo.base import progress
 PROGRAM = """
 import numpy as np
 import terrazzo as tz
-from terrazzo import progress
+from terrazzo.base import progress
 progress.AFTER = {after}
 print(float(tz.op(lambda x: tz.softmax(tz.exp(x)))(np.zeros(4, np.float32))[0]))
 """

@@ -35,7 +35,7 @@ from test_every_operator import CASES, ROWS, TOLERANCE, Case, inputs_of  # noqa:
 
 Arrays = list[Any]
 # Their tables point into each other, and make no sense when they are cut.
-TABLES = {"tree_ensemble"}
+TABLES = {"tree_ensemble", "counts_of_ngrams"}
 EDGES = PageEdges()
 
 

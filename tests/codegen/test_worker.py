@@ -82,7 +82,7 @@ def test_the_other_process_loads_what_it_needs_alone() -> None:
     """Starting it takes as long as its imports do, and small models wait for it."""
     report = worker._PROGRAM.replace("serve()", "prepare()").replace(
         "import serve", "import prepare") + "print(*sys.modules)"
-    package = str(Path(worker.__file__).parents[2])
+    package = str(Path(worker.__file__).parents[3])
     finished = subprocess.run(
         [sys.executable, "-S", "-c", report, package], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60)

@@ -16,6 +16,9 @@ import terrazzo as tz
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+# Where installed packages are found otherwise, and as on a machine without a GPU.
+ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_DEFAULT_BACKEND": "cpu",
+               "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
 
 
 def run(program: str, folder: Path, timeout: float = 280) -> str:
@@ -23,7 +26,7 @@ def run(program: str, folder: Path, timeout: float = 280) -> str:
     file = folder / "pasted.py"
     file.write_text(program)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, cwd=folder,
-                          timeout=timeout, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+                          timeout=timeout, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

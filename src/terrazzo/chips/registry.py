@@ -60,7 +60,13 @@ def chip_for(settings: Settings) -> Chip:
 
 @contextmanager
 def chip(name: str) -> Iterator[Chip]:
-    """Compile and run on a chip for the length of a `with`, wherever the data is."""
+    """Compile and run on a chip for the length of a `with`, wherever the data is.
+
+    >>> import terrazzo as tz
+    >>> with tz.chip("cpu"):
+    ...     print(tz.add(1.0, 2.0))
+    3.0
+    """
     found = chip_named(name)
     found.demand()
     with knobs.override(chip=name):

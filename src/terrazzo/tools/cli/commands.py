@@ -86,9 +86,14 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _stop_writing() -> None:
-    """Point the standard output nowhere, lest Python complain when it is closed."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Point a standard output that takes no more nowhere, lest Python complain at the end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
 
 class Unforeseen(TerrazzoError):

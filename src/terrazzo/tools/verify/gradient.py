@@ -76,6 +76,7 @@ class _Loss:
     tame: bool  # no value on the way is near infinity: by the chain rule, 0 times that is nan
     at: Callable[[np.ndarray], tuple[float, float]]  # the sum, and the sum of magnitudes
     rounding: Callable[[], np.ndarray]  # how far the gradient itself may be off, in float64
+    noise: Callable[[], float]  # how far the sum may be, where large terms cancel on the way
 
     def index(self, place: int) -> tuple[int, ...]:
         """The index of an element in its own array."""
@@ -125,7 +126,19 @@ def _loss(graph: Graph, arrays: Sequence[np.ndarray], rng: np.random.Generator) 
                                                for g in gradients]),
                  any(n.op.name in _STAIRS for n in primitive.nodes),
                  _is_tame(primitive, [*values, *(a for _, a in rest)]), at,
-                 lambda: _rounding(backward, [*arrays, *weights], flat.size))
+                 lambda: _rounding(backward, [*arrays, *weights], flat.size),
+                 lambda: _noise(part, [*values, *(a for _, a in rest)], factors))
+
+
+def _noise(part: Graph, arrays: Sequence[np.ndarray], factors: Sequence[np.ndarray]) -> float:
+    """The rounding of a weighted sum of results in float64, by running error analysis."""
+    given = [a.astype(v.dtype.np) for v, a in zip(part.inputs, arrays, strict=True)]
+    found = error_bounds.run(part, given)
+    coarsest = max(v.dtype.eps for v in found if v.dtype.is_float)
+    with np.errstate(all="ignore"):
+        off = sum(float(np.abs(np.where(w == 0, 0.0, found[v].error * w)).sum())
+                  for v, w in zip(part.outputs, factors, strict=True))
+    return off * (np.finfo(float).eps / coarsest) if np.isfinite(off) else 0.0
 
 
 def _rounding(backward: Graph, arrays: Sequence[np.ndarray], size: int) -> np.ndarray:
@@ -229,6 +242,11 @@ class _Search:
     def rounding(self) -> np.ndarray:
         return self.loss.rounding()
 
+    @cached_property
+    def noise(self) -> float:
+        """What rounding on the way to the sum may do to a quotient of differences."""
+        return 2 * self.loss.noise() / _STEP
+
     def result(self) -> Difference:
         loss = self.loss
         movable = np.isfinite(loss.start)
@@ -280,8 +298,10 @@ class _Search:
         unit = 1.0 + abs(want) if block.size == 1 else 1e-3 + float(np.abs(parts).mean())
         if not np.isfinite(want + doubt) or doubt > 1e-2 * unit:
             return False
-        if abs(got - want) > room:  # what cancelled in the gradient left its rounding behind
-            room += 2 * float((np.abs(along) * self.rounding[block]).sum())
+        if abs(got - want) > room:  # what cancelled on the way left its rounding behind
+            if self.noise > 1e-2 * unit:
+                return False
+            room += self.noise + 2 * float((np.abs(along) * self.rounding[block]).sum())
         self.worst = replace(self.worst, share=max(self.worst.share, abs(got - want) / room))
         if abs(got - want) <= room:
             return True
