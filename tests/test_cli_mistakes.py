@@ -255,8 +255,11 @@ def test_control_c(tmp_path: Path) -> None:
     waits = tmp_path / "waits.py"
     waits.write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
     words, env = command("lower", f"{waits}::f", "-s", "3")
+    def hear() -> None:  # who runs in the background inherits deafness to ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as running:
+                          text=True, preexec_fn=hear) as running:
         assert running.stdout is not None and running.stderr is not None
         assert running.stdout.readline() == "here\n"
         started = time.monotonic()
