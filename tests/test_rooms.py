@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "frontends": {"base", "expr", "ops", "graph"},
     "frontends.onnx.session": {"base", "ops", "graph", "chips", "runtime", "frontends",
                                "compiler"},
-    "ort": {"base", "runtime", "frontends", "frontends.onnx.session"},
+    "ort": {"base", "chips", "runtime", "frontends", "frontends.onnx.session"},
     "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "compiler",
             "frontends", "frontends.onnx.session", "triton_cpu", "ort", "te"},
 }

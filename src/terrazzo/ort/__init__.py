@@ -9,6 +9,7 @@ Libraries that import onnxruntime themselves get this module instead once it sta
     sys.modules["onnxruntime"] = terrazzo.ort
 """
 
+from terrazzo.chips.registry import load_default
 from terrazzo.ort import capi
 from terrazzo.ort.errors import (
     Fail,
@@ -49,6 +50,7 @@ from terrazzo.ort.system import (
 from terrazzo.ort.tools import folders
 from terrazzo.ort.values import IOBinding, OrtDevice, OrtValue
 
+load_default()
 __path__ += folders()  # its tools, as onnxruntime.quantization
 SessionIOBinding = IOBinding
 __version__ = version = API_VERSION
