@@ -94,3 +94,17 @@ def test_columns_leave_no_rest_in_memory(channels: int) -> None:
 def test_long_sums_of_wide_rows_read_longer_pieces(columns: int, tile: int) -> None:
     text = loop_text(lambda x: tz.sum(x, axis=0), np.ones((4096, columns), np.float32))
     assert f"in 0..{tile}:" in text
+
+
+def test_gathered_rows_go_past_the_caches_by_one_thread_alone(rng: np.random.Generator) -> None:
+    table = rng.standard_normal((8000, 512)).astype(np.float32)
+    rows = rng.integers(0, 8000, 2048)
+
+    def gathered(table: object, rows: object) -> object:
+        return tz.take(table, rows, axis=0)
+
+    text = loop_text(gathered, table, rows)
+    assert "threads <= 1" in text, text
+    for threads in (1, 2):
+        with knobs.override(threads=threads):
+            np.testing.assert_array_equal(gathered(table, rows), table[rows])

@@ -51,6 +51,12 @@ class Cpu(Chip):
 
         return templates.lower(program, self.spec, constants)
 
+    def lower(self, program: Program, constants: frozenset[Tensor] = frozenset(),
+              revisits: Sequence[bool] = ()) -> Function:
+        from terrazzo.chips.cpu import schedule
+
+        return schedule.with_gathers_through_caches(super().lower(program, constants, revisits))
+
     def adapt(self, function: Function) -> Function:
         from terrazzo.chips.cpu import schedule
 
