@@ -316,4 +316,5 @@ def test_a_size_that_varies_does_not_make_code_long() -> None:
     assert 200 < fixed < any_batch
     # 4,400 with tiles for what is left over in every kernel, and every division of sizes wherever
     # its name stands
-    assert any_batch < 2500
+    # 2,516 of 256 bits, as loops of unknown length end in fewer and fewer vectors side by side.
+    assert any_batch < 2700
