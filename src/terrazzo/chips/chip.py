@@ -164,8 +164,12 @@ class Chip(ABC):
     def demand(self) -> None:
         """Raise where nothing can run on this chip."""
         if self.absence:
-            raise DeviceError(f"nothing can run on {self.name!r} here: {self.absence}",
-                              hint="tz.chips() lists the chips there are")
+            raise self.absent()
+
+    def absent(self) -> DeviceError:
+        """The error for asking a chip to run what cannot run here."""
+        return DeviceError(f"nothing can run on {self.name!r} here: {self.absence}",
+                           hint="tz.chips() lists the chips there are")
 
     def roofline(self) -> Roofline:
         """What it does at best: as described, or measured where that says more."""

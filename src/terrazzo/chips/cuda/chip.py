@@ -26,9 +26,7 @@ class Cuda(Chip):
         return triton_source(program)
 
     def assemble(self, recipe: Recipe) -> Assembled:
-        self.demand()
-        raise NotImplementedError
+        raise self.absent()
 
     def load(self, name: str, made: Assembled, constants: Sequence[int]) -> Code:
-        self.demand()
-        raise NotImplementedError
+        raise self.absent()
