@@ -428,8 +428,8 @@ def _real_strides(strides: tuple[Index, ...] | None, value: Value) -> tuple[Inde
 
 def _complex_note(graph: Graph) -> dict[str, str]:
     """Tells graphs apart that differ in the types at their edge alone."""
-    types = [v.dtype.name for v in (*graph.inputs, *graph.outputs)]
-    return {"types": " ".join(types)} if any(t.startswith("complex") for t in types) else {}
+    types = [v.dtype for v in (*graph.inputs, *graph.outputs)]
+    return {"types": " ".join(t.name for t in types)} if any(t.is_complex for t in types) else {}
 
 
 def _as_declared(artifact: Artifact, graph: Graph) -> Artifact:

@@ -27,13 +27,8 @@ from terrazzo.frontends.onnx.functions import (
     type_proto,
 )
 from terrazzo.frontends.onnx.model import needed_names, node_text, tensor_array
-from terrazzo.frontends.onnx.registry import (
-    Call,
-    NeedsValue,
-    Result,
-    attribute_value,
-    find,
-)
+from terrazzo.frontends.onnx.reasons import InputMissing, NeedsValue, NotConverted, Reason
+from terrazzo.frontends.onnx.registry import Call, Result, attribute_value, find
 from terrazzo.frontends.onnx.shape_values import Sizes
 from terrazzo.frontends.onnx.sizes import Assumed
 from terrazzo.graph import evaluate
@@ -64,7 +59,7 @@ class Imported:
     graph: Graph
     inputs: tuple[str, ...]  # names of the graph's inputs
     outputs: tuple[str, ...]
-    put_off: dict[int, str]  # number of the node: why
+    put_off: dict[int, Reason]  # number of the node: why
     needed: frozenset[str]  # tensors that converters would have to know the contents of
     constants: dict[str, np.ndarray] = field(default_factory=dict)  # outputs that are constant
     guards: tuple[Guard, ...] = ()  # of symbolic sizes as given, which the graph relies on
@@ -309,22 +304,22 @@ def _import_once(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
         array = known[weight]
         if array.dtype.kind not in "OUS":
             importer.define(weight, literal(array))
-    put_off: dict[int, str] = {}
+    put_off: dict[int, Reason] = {}
     needed: set[str] = set()
     for number, node in nodes:
         missing = next((n for n in needed_names(node) if not importer.has(n)), None)
         if missing is not None:
-            put_off[number] = f"waits for {missing!r}"
+            put_off[number] = InputMissing(missing)
             continue
         try:
             importer.convert(node)
         except NeedsValue as error:
-            needed.add(error.name)
-            put_off[number] = str(error)
+            needed.add(error.reason.name)
+            put_off[number] = error.reason
         except OutOfMemory:
             raise
         except TerrazzoError as error:
-            put_off[number] = error.message
+            put_off[number] = NotConverted(error.message)
     later = {n for number, node in nodes if number in put_off for n in needed_names(node)}
     made = {o for number, node in nodes if number not in put_off for o in node.output if o}
     results = [n for n in dict.fromkeys([*wanted, *sorted(later & made)]) if importer.has(n)]

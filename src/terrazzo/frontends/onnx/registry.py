@@ -23,6 +23,7 @@ import numpy as np
 from terrazzo.dtypes import DType
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.frontends.onnx.model import node_text, sparse_array, tensor_array
+from terrazzo.frontends.onnx.reasons import NeedsValue
 from terrazzo.frontends.onnx.types import dtype_of
 from terrazzo.graph.ir import Operator, Value
 from terrazzo.index import Index, IndexExpr
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
 Result = Value | Sequence[Value | None]
 MICROSOFT = "com.microsoft"
 OWN = "terrazzo"  # the domain of operators of ours that ONNX has none for
-
-
-class NeedsValue(Exception):
-    """A converter has to know what a tensor holds, and that is not known before running."""
-
-    def __init__(self, name: str):
-        super().__init__(f"needs the value of {name!r}")
-        self.name = name
 
 
 @dataclass(frozen=True)

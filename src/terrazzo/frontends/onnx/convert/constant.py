@@ -8,7 +8,8 @@ import numpy as np
 
 from terrazzo.dtypes import DType
 from terrazzo.frontends.onnx.importer import astype, literal
-from terrazzo.frontends.onnx.registry import Call, NeedsValue, converts
+from terrazzo.frontends.onnx.reasons import NeedsValue
+from terrazzo.frontends.onnx.registry import Call, converts
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum
 from terrazzo.ops.arrange import eye

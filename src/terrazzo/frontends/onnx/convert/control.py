@@ -13,7 +13,8 @@ import numpy as np
 
 from terrazzo.errors import TerrazzoError
 from terrazzo.frontends.onnx.importer import literal
-from terrazzo.frontends.onnx.registry import Call, NeedsValue, converts
+from terrazzo.frontends.onnx.reasons import NeedsValue
+from terrazzo.frontends.onnx.registry import Call, converts
 from terrazzo.graph.ir import Value
 from terrazzo.graph.rewrite import constant_array
 from terrazzo.ops.arrange import flip

@@ -24,7 +24,7 @@ def conv_transpose(call: Call) -> Result:
     at = read_windows(call, sizes, kernel)
     extra: list[Index] = list(call.attr("output_padding") or [0] * rank)
     wanted: list[Index] | None = call.attr("output_shape")
-    if wanted is None and mode.startswith("SAME"):
+    if wanted is None and mode in ("SAME_UPPER", "SAME_LOWER"):
         wanted = [n * s for n, s in zip(sizes, at.strides, strict=True)]
     padding = list(at.padding)
     if wanted is not None:

@@ -9,7 +9,8 @@ import numpy as np
 from terrazzo.base.shapes import contiguous_strides, normalize_axis, num_elements
 from terrazzo.dtypes import int64
 from terrazzo.frontends.onnx.importer import astype, literal
-from terrazzo.frontends.onnx.registry import Call, NeedsValue, converts
+from terrazzo.frontends.onnx.reasons import NeedsValue
+from terrazzo.frontends.onnx.registry import Call, converts
 from terrazzo.graph.ir import Value
 from terrazzo.graph.rewrite import splat
 from terrazzo.index import Index, maximum

@@ -10,7 +10,8 @@ import numpy as np
 
 from terrazzo.base.shapes import broadcast_shapes, normalize_axis, num_elements
 from terrazzo.frontends.onnx.importer import literal
-from terrazzo.frontends.onnx.registry import Call, NeedsValue, converts
+from terrazzo.frontends.onnx.reasons import NeedsValue
+from terrazzo.frontends.onnx.registry import Call, converts
 from terrazzo.graph.ir import Value
 from terrazzo.index import (
     Index,

@@ -20,6 +20,7 @@ import numpy as np
 from terrazzo.errors import ModelError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import needed_names, node_text
+from terrazzo.frontends.onnx.reasons import ContentsUnknown, NotConverted, Reason
 from terrazzo.frontends.onnx.session.forms import Form, Forms
 from terrazzo.frontends.onnx.session.host import HostStep, host_step, type_of
 from terrazzo.frontends.onnx.session.host_ops import counted_axes
@@ -44,7 +45,7 @@ class Setting:
     caller: Callable[[Any], Callable[[Sequence[Any]], list[Any]]]  # how an executable is run
     announced: set[str] = field(default_factory=set)
 
-    def announce(self, node: Any, why: str) -> None:
+    def announce(self, node: Any, why: Reason) -> None:
         """Say once that a node is left to the reference."""
         text = node_text(node)
         if text not in self.announced:
@@ -120,7 +121,7 @@ class Block:
         self.start = position_of(list(enumerate(nodes)), wanted, Forms(types or {}), {},
                                  weights)
         self._positions: dict[tuple[int, ...], list[Position]] = {}
-        self._steps: dict[tuple[int, str], HostStep] = {}  # by node, and why it is not compiled
+        self._steps: dict[tuple[int, Reason], HostStep] = {}  # by node, and why it is put off
 
     def run(self, env: Mapping[str, Any], wanted: Sequence[str] | None = None, *,
             own: bool = False, trail: list[Visit] | None = None) -> list[Any]:
@@ -240,7 +241,7 @@ class Block:
             reason = imported.put_off.get(number)
             if reason is None:
                 continue
-            if reason.startswith("needs the value") and _contents_appear(
+            if isinstance(reason, ContentsUnknown) and _contents_appear(
                     imported.needed, values, {*imported.outputs, *imported.constants}) and (
                     all(n in available for n in needed_names(node))):
                 left.append((number, node))  # compiles once those contents are there
@@ -286,7 +287,7 @@ def owned(values: Mapping[str, Any], names: Sequence[str], fresh: set[str]) -> l
 def _for_good(imported: Imported) -> set[int]:
     """Nodes that do not compile even once the numbers are there that others wait for."""
     return {number for number, why in imported.put_off.items()
-            if not why.startswith(("needs the value", "waits for"))}
+            if isinstance(why, NotConverted)}
 
 
 def _layout(value: Any) -> Any:

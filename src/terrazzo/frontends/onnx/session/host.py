@@ -20,6 +20,7 @@ from terrazzo.frontends.onnx.functions import (
 )
 from terrazzo.frontends.onnx.importer import MISFITS
 from terrazzo.frontends.onnx.model import node_text, outer_names, tensor_array
+from terrazzo.frontends.onnx.reasons import Reason
 from terrazzo.frontends.onnx.registry import attribute_value
 from terrazzo.frontends.onnx.session import host_microsoft, host_ml, host_strings, host_tokens
 from terrazzo.frontends.onnx.session.host_ops import HOST_OPS, MAKERS, STEADY, NodeAttributes
@@ -76,7 +77,7 @@ def _no_sense(node: Any, error: Exception) -> TerrazzoError:
         f"{node_text(node)} makes no sense: {type(error).__name__}: {error}")
 
 
-def host_step(node: Any, why: str, block: Block) -> HostStep:
+def host_step(node: Any, why: Reason, block: Block) -> HostStep:
     """The way to run a node that is not compiled; UnsupportedOperator when there is none."""
     setting = block.setting
     missing = missing_part(node, setting.opsets)

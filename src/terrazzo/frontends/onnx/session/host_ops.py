@@ -252,7 +252,8 @@ def _identity(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
 @host_op("Constant")
 def _constant(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     ((name, value),) = attrs.items()
-    return [np.asarray(value, object) if name.startswith("value_string") else np.asarray(value)]
+    is_text = name in ("value_string", "value_strings")
+    return [np.asarray(value, object) if is_text else np.asarray(value)]
 
 
 @host_op("Equal")

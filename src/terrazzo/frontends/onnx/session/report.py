@@ -10,6 +10,7 @@ from typing import Any
 from terrazzo.compiler.driver import Lowering
 from terrazzo.frontends.onnx.functions import has_function
 from terrazzo.frontends.onnx.model import node_text
+from terrazzo.frontends.onnx.reasons import NotConverted, Reason
 from terrazzo.frontends.onnx.session.host import CONTROL
 from terrazzo.frontends.onnx.session.host_ops import HOST_OPS
 from terrazzo.frontends.onnx.session.ports import Port
@@ -53,20 +54,21 @@ def placement(session: Session) -> list[Placed]:
     imported = session.imported
     found = []
     for number, node in enumerate(session.model.graph.node):
-        why = "" if imported is None else imported.put_off.get(number, "")
-        found.append(Placed(node_text(node), node.op_type, _where(node, why, session), why))
+        why = None if imported is None else imported.put_off.get(number)
+        found.append(Placed(node_text(node), node.op_type, _where(node, why, session),
+                            "" if why is None else str(why)))
     return found
 
 
-def _where(node: Any, why: str, session: Session) -> str:
+def _where(node: Any, why: Reason | None, session: Session) -> str:
     domain = "" if node.domain == "ai.onnx" else node.domain
-    if not domain and node.op_type in CONTROL and why:
+    if not domain and node.op_type in CONTROL and why is not None:
         return HOST
-    if not why and session.imported is not None:
+    if why is None and session.imported is not None:
         return COMPILED
     if (domain, node.op_type) in HOST_OPS:
         return HOST
-    if why.startswith("needs the value") or why.startswith("waits") or not why:
+    if not isinstance(why, NotConverted):
         return LATER
     if has_function(node, session.model.opsets):
         return HOST
