@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
+from terrazzo.chips.cpu.schedule import streaming_sizes
 from terrazzo.compiler.driver import Lowering, compile_graph, inlined
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, TerrazzoError
 from terrazzo.graph.ir import Graph, TensorType, operator_named
@@ -162,7 +164,8 @@ def test_optimisers_are_proven(step: Any, count: int, over: Over, shape: tuple[i
 
 
 def test_what_is_written_over_is_not_stored_past_the_caches() -> None:
-    p, g, m = state(3, 2048, 2048)
+    smallest, _ = streaming_sizes(Cpu().spec)
+    p, g, m = state(3, smallest // (4 * 1024) + 1, 1024)
     lowered = [sgd.lower(p, g, m, "loop"), sgd.lower(p, g, m, "loop", out=(p, m))]
     assert ["streaming" in text for text in lowered] == [True, False]
 

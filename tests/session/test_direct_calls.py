@@ -321,3 +321,18 @@ def test_inputs_that_had_to_be_converted_are_each_time() -> None:
     for x in ([[1.0, 2.0]], [[2.0, 1.0]], [[0.5, 2.0]]):
         label, _ = session.run({"x": x})
         assert label.tolist() == ["right" if x[0][1] > x[0][0] else "left"]
+
+
+@pytest.mark.parametrize("unread", ["a", "b", "c"])
+def test_an_input_that_nothing_reads(rng: np.random.Generator, slowly: list[int], unread: str
+                                     ) -> None:
+    one, two = (n for n in "abc" if n != unread)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (2, 3)) for n in "abcy"]
+    session = Session(helper.make_model(
+        helper.make_graph([helper.make_node("Sub", [one, two], ["y"])], "g", infos[:3], infos[3:]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    for _ in range(3):
+        feeds = {n: rng.normal(size=(2, 3)).astype(np.float32) for n in "abc"}
+        (y,) = session.run(feeds)
+        np.testing.assert_array_equal(y, feeds[one] - feeds[two])
+    assert len(slowly) == 1

@@ -80,16 +80,20 @@ class CompiledModel:
         return [table[n] if n not in names[:i] else copied(table[n]) for i, n in enumerate(names)]
 
 
-    def entry(self, values: Mapping[str, Any], names: Sequence[str]
+    def entry(self, values: Mapping[str, Any], names: Sequence[str], given: Sequence[str]
               ) -> Callable[[Sequence[Any]], list[Any]] | None:
-        """The direct way for inputs like these, in order; None where there is none."""
+        """The direct way for inputs like these, in the order `given`; None where there is none."""
         arrays = [values[p.name] for p in self.inputs]
         if self.profiles is not None or len(set(names)) < len(names) or any(
                 type(a) is not np.ndarray for a in arrays):
             return None
         made = [o.name for o in self.outputs]
-        return fastcall.entry(self.executable, [made.index(n) for n in names], arrays,
-                              self.threads)
+        direct = fastcall.entry(self.executable, [made.index(n) for n in names], arrays,
+                                self.threads)
+        places = [given.index(p.name) for p in self.inputs]
+        if places == list(range(len(given))):
+            return direct
+        return lambda args: direct([args[i] for i in places])  # others are not read at all
 
 
 def _size(n: Index) -> Any:

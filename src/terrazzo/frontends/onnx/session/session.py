@@ -171,7 +171,7 @@ class Session:
                 p.name in values for p in self.overridable):
             results = whole.run_checked(values, names, into)
             if key is not None:
-                self._remember(key, whole.entry(values, names))
+                self._remember(key, whole.entry(values, names, self._names))
             return results
         trail: list[Visit] = []
         found = self.block.run(values, names, own=True, trail=trail)
