@@ -35,6 +35,8 @@ SEED = 20260101
 TOLERANCE = 2e-3  # of the largest value: dozens of random layers amplify the last bits
 SECONDS = 2.0  # of timing a model
 LIMIT = 900  # seconds for a model
+# With settled statistics a change of 1e-7 in the input changes half of the result, in float64 too.
+CHAOTIC = {"transformers/levit"}
 
 TIMM = """
 beit_base_patch16_224 halonet26t mobileone_s0 cait_xxs24_224 coat_tiny convit_tiny convnext_atto
@@ -113,7 +115,8 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
     torch.manual_seed(SEED)
     module, inputs = _BUILDERS[library](which)
     module = _OneOutput(module.eval(), inputs, named=library == "transformers").eval()
-    _settle_statistics(module, inputs)
+    if name not in CHAOTIC:
+        _settle_statistics(module, inputs)
     return module, inputs
 
 
@@ -212,6 +215,8 @@ def _transformers(name: str) -> tuple[Any, dict[str, Any]]:
     }[kind]()
     if name in ("layoutlm",):
         inputs["bbox"] = torch.zeros(1, 64, 4, dtype=torch.int64)
+    if name == "vitmae":
+        inputs["noise"] = torch.rand(1, 196)  # which patches it looks at: else at random
     return model(config), inputs
 
 
