@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.calls import api
+from terrazzo.calls import family
 from terrazzo.compiler import driver as compiler
 from terrazzo.errors import ArgumentError, DTypeError
 from terrazzo.knobs import knobs
@@ -91,7 +91,7 @@ def test_settings_that_change_code_compile_again(compilations: list[str]) -> Non
 
 
 def test_entries_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MOST_ENTRIES", 8)
+    monkeypatch.setattr(family, "MOST_ENTRIES", 8)
     function = tz.jit(lambda x: x + 1.0)
     for n in range(2, 40):
         np.testing.assert_array_equal(function(floats(n)), floats(n) + 1)

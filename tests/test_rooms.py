@@ -1,8 +1,8 @@
 """A room imports only from the rooms below it.
 
 A room is a folder of the package; `base` (what all others may use) and `top` (the other files at
-the top) are two more. An import counts wherever it stands: at the head of a file, inside a
-function, or under TYPE_CHECKING.
+the top, which hold the public names) are two more. An import counts wherever it stands: at the head
+of a file, inside a function, under TYPE_CHECKING, or as the name of a module in a text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import pytest
 import terrazzo.errors
 
 BASE = {"errors", "version", "knobs", "dtypes", "index", "base"}
-# Folders that belong to the top: what is called by users, and what they do with operators.
-TOP = {"calls", "tools", "torch"}
+COMMAND = {"__main__"}  # files at the top that belong to the command line
 
 # What each room may import besides itself, from the lowest room to the highest. "graph.ir" is that
 # one file of a room: operators are made of graph nodes, but know nothing of what is done to them. A
@@ -42,9 +41,19 @@ ROOMS: dict[str, set[str]] = {
     "frontends.onnx.session": {"base", "ops", "graph", "chips", "runtime", "frontends",
                                "compiler"},
     "ort": {"base", "chips", "runtime", "frontends", "frontends.onnx.session"},
-    "top": {"base", "expr", "ops", "graph", "loop", "chips", "codegen", "runtime", "compiler",
-            "frontends", "frontends.onnx.session", "triton_cpu", "ort", "te"},
+    "calls": {"base", "ops", "graph", "chips", "runtime", "compiler", "frontends",
+              "frontends.onnx.session"},
+    "torch": {"base", "ops", "graph", "chips", "codegen", "runtime", "compiler", "calls"},
+    "tools": {"base", "loop", "expr", "ops", "graph", "chips", "runtime", "compiler",
+              "frontends.onnx.session", "calls", "torch"},
+    "top": {"base", "ops", "graph", "chips", "runtime", "frontends.onnx.session", "calls",
+            "tools"},
+    "tools.cli": {"base", "loop", "graph", "chips", "runtime", "compiler",
+                  "frontends.onnx.session", "triton_cpu", "calls", "tools", "top"},
 }
+# The tables that name what stands above them, to load it when it is asked for: what low rooms ask
+# of higher ones, and the chips.
+TABLES = {("base", "upcalls"), ("chips", "registry")}
 # Who may know the CPU by name, beside its own room and what is for CPUs alone.
 ABOUT_CPUS = {("tools", "cli", "triton")}
 
@@ -62,8 +71,10 @@ MODULES = {module_of(file) for file in FILES} | {module_of(file)[:-1] for file i
 
 
 def room_of(module: tuple[str, ...]) -> str:
-    if not module or module[0] in TOP:
+    if not module:
         return "top"
+    if module[0] in COMMAND:
+        return "tools.cli"
     if module[0] in BASE:
         return "base"
     inside = [".".join(module[:n]) for n in range(len(module), 0, -1)]
@@ -102,10 +113,22 @@ def is_allowed(importer: tuple[str, ...], imported: tuple[str, ...]) -> bool:
     return here == there or there in ROOMS[here] or ".".join(imported) in ROOMS[here]
 
 
+def modules_by_text(source: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Modules that a source text names, or names something in, by text: to import them later."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            first, *rest = node.value.split(".")
+            named = next((tuple(rest[:n]) for n in (len(rest), len(rest) - 1)
+                          if n > 0 and tuple(rest[:n]) in MODULES), None)
+            if first == "terrazzo" and named is not None:
+                yield node.lineno, named
+
+
 def violations(source: str, importer: tuple[str, ...], is_package: bool = False) -> list[str]:
     return [
         f"line {line}: room {room_of(importer)!r} imports terrazzo.{'.'.join(imported)}"
-        for line, imported in imported_modules(source, importer, is_package)
+        for line, imported in (*imported_modules(source, importer, is_package),
+                               *(() if importer in TABLES else modules_by_text(source)))
         if not is_allowed(importer, imported)
     ]
 
@@ -142,6 +165,11 @@ def test_table_has_no_circle() -> None:
         ("chips", "from ..runtime.cache import Cache"),
         ("compiler", "from terrazzo.chips.cpu.description import host"),
         ("runtime", "from terrazzo.chips.cpu import pool"),
+        ("calls", "from terrazzo.tools.verify import verifier"),
+        ("calls", "from terrazzo.torch.autograd import Keeping"),
+        ("tools", "import terrazzo as tz"),
+        ("graph", "import_module('terrazzo.calls.api')"),
+        ("graph", "HOOKS = {'jit': 'terrazzo.calls.compiled.jit'}"),
     ],
 )
 def test_upward_imports_are_found(room: str, source: str) -> None:
@@ -157,6 +185,7 @@ def test_upward_imports_are_found(room: str, source: str) -> None:
         ("ops", "from terrazzo.graph.ir import Node"),
         ("ops", "from terrazzo.graph.trace import Traced"),
         ("runtime", "from terrazzo.chips.registry import chip_named"),
+        ("tools", "from terrazzo.calls.compiled import Compiled"),
         ("loop", "import numpy\nfrom dataclasses import dataclass"),
     ],
 )

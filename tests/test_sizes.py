@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-from terrazzo.calls import api
-from terrazzo.calls.api import Compiled
+from terrazzo.calls import family
+from terrazzo.calls.compiled import Compiled
 
 SIZES = (5, 7, 8, 2, 9, 16, 1, 3, 0, 12, 8)
 
@@ -117,8 +117,8 @@ def assert_alike(found: Any, wanted: Any) -> None:
 
 def executables(compiled: Compiled) -> Iterator[Any]:
     for table in compiled.tables.values():
-        for family in table.families.values():
-            for variants in family.variants.values():
+        for kind in table.families.values():
+            for variants in kind.variants.values():
                 yield from (found[0] for _, found in variants if found is not None)
 
 
@@ -184,12 +184,12 @@ def test_gradients(name: str) -> None:
 
 def test_more_answers_than_variants_are_fixed_sizes() -> None:
     compiled = tz.jit(lambda x: x * sum(range(x.shape[0])))
-    for n in range(2, 8 + api.MOST_VARIANTS):
+    for n in range(2, 8 + family.MOST_VARIANTS):
         x = np.ones(n, np.float32)
         np.testing.assert_array_equal(compiled(x), x * sum(range(n)))
-    (family,) = compiled.table.families.values()
-    (variants,) = family.variants.values()
-    assert len(variants) == api.MOST_VARIANTS
+    (found,) = compiled.table.families.values()
+    (variants,) = found.variants.values()
+    assert len(variants) == family.MOST_VARIANTS
 
 
 def test_an_error_that_only_symbolic_sizes_have_is_nobodys() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 from terrazzo import ops
 from terrazzo.base.shapes import dim, dims
-from terrazzo.calls.api import bench, compile, jit, load, op, verify
+from terrazzo.calls.api import compile, load, op
+from terrazzo.calls.compiled import jit
 from terrazzo.chips.chip import Chip
 from terrazzo.chips.registry import chip
 from terrazzo.chips.spec import ChipSpec, LaunchRules
@@ -34,6 +35,7 @@ from terrazzo.graph.batching import vmap
 from terrazzo.graph.described import Array
 from terrazzo.graph.ir import OPERATORS
 from terrazzo.runtime.profile import profile
+from terrazzo.tools.api import bench, verify
 
 _HELPERS = {"Any", "OPERATORS", "ops"}
 _PRIVATE = {"constant", "dimension"}

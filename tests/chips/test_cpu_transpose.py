@@ -11,7 +11,7 @@ import terrazzo as tz
 
 
 def loop_text(function: object, *arrays: np.ndarray) -> str:
-    from terrazzo.calls.api import lower
+    from terrazzo.calls.levels import lower
 
     return lower(tz.jit(function).graph(arrays, {}), "loop")  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.base.shapes import dim
-from terrazzo.calls.api import lower
+from terrazzo.calls.levels import lower
 from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
-import terrazzo.graph.autodiff as autodiff
 from terrazzo.base.shapes import dim
 from terrazzo.dtypes import float16, float32, float64, int32, int64
 from terrazzo.errors import GradientError, NotDifferentiable
@@ -19,7 +18,6 @@ from terrazzo.graph.autodiff import (
     grad_function,
     grad_graph,
     gradients,
-    install_compiler,
     stop_gradient,
     value_and_grad,
     vjp,
@@ -126,29 +124,8 @@ def test_an_unused_argument_has_a_gradient_of_zeros() -> None:
     np.testing.assert_array_equal(grad(lambda x, y: scalar(x), argnums=1)(X, X), np.zeros(3))
 
 
-@pytest.fixture
-def restore_compiler() -> Iterator[None]:
-    before = autodiff._compile
-    yield
-    autodiff._compile = before
-
-
-def test_arrays_go_through_the_installed_compiler(restore_compiler: None) -> None:
-    compiled: list[str] = []
-
-    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled.append(function.__name__)
-        return autodiff._by_reference(function)
-
-    install_compiler(compile)
-
-    def cube(x: Any) -> Any:
-        return x**3
-
-    derivative = grad(cube)
-    np.testing.assert_allclose([derivative(np.float64(x)) for x in (1.0, 2.0)], [3.0, 12.0])
-    assert compiled == ["grad_cube"], "compiled once"
-    assert isinstance(grad_function(cube)(Value(TensorType((), float32))), Value)
+def test_on_values_a_gradient_is_values() -> None:
+    assert isinstance(grad_function(scalar)(Value(TensorType((), float32))), Value)
 
 
 # ---------------------------------------------------------------- graphs

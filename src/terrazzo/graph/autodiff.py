@@ -17,7 +17,8 @@ import numpy as np
 
 from terrazzo.base.nests import leaves, mapped
 from terrazzo.base.shapes import Shape
-from terrazzo.dtypes import DType, as_dtype
+from terrazzo.base.upcalls import UPCALLS
+from terrazzo.dtypes import DType
 from terrazzo.errors import GradientError, NotDifferentiable, user_location
 from terrazzo.graph.ir import (
     Graph,
@@ -461,40 +462,6 @@ def labelled(derived: Function, transform: str, function: Function) -> Function:
 
 
 # ---------------------------------------------------------------- functions on values and arrays
-def _by_reference(function: Function) -> Function:
-    """Runs a function for tracing on arrays, operator by operator."""
-
-    def run_reference(*args: Any, **kwargs: Any) -> Any:
-        from terrazzo.graph.evaluate import run
-
-        arrays: list[np.ndarray] = []
-        values: list[Value] = []
-
-        def stand_in(leaf: Any) -> Any:
-            if not hasattr(leaf, "dtype"):
-                return leaf
-            arrays.append(np.asarray(leaf))
-            values.append(Value(TensorType(arrays[-1].shape, as_dtype(arrays[-1].dtype))))
-            return values[-1]
-
-        with trace_scope():
-            result = function(*mapped(args, stand_in), **kwargs)
-        outputs = tuple(as_value(leaf) for leaf in leaves(result))
-        answers = iter(run(Graph(function_name(function), tuple(values), outputs), arrays))
-        return mapped(result, lambda _: next(answers))
-
-    return run_reference
-
-
-_compile: Callable[[Function], Function] = _by_reference
-
-
-def install_compiler(compile: Callable[[Function], Function]) -> None:
-    """Tell how a function for tracing is run on arrays; the runtime does this, being above."""
-    global _compile
-    _compile = compile
-
-
 def dispatch(traced: Function) -> Function:
     """On traced values (or inside a trace) makes nodes; on arrays, compiles and runs."""
     compiled: list[Function] = []
@@ -504,7 +471,7 @@ def dispatch(traced: Function) -> Function:
         if tracing() or any(isinstance(leaf, Value) for leaf in leaves((args, kwargs))):
             return traced(*args, **kwargs)
         if not compiled:
-            compiled.append(_compile(traced))
+            compiled.append(UPCALLS["jit"](traced))
         return compiled[0](*args, **kwargs)
 
     return call

@@ -8,7 +8,6 @@ expression (or loops), a numpy reference and a gradient rule.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 
 from terrazzo.base.nests import flatten, pack
 from terrazzo.base.shapes import Shape, dims_text, num_elements
+from terrazzo.base.upcalls import UPCALLS
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import (
     ArgumentError,
@@ -183,9 +183,14 @@ class Operator:
                 if isinstance(arg, Value):
                     break
             else:
-                return HOOKS["call"](self, args, kwargs)
+                return self.compiled(*args, **kwargs)
         tensors, attrs = self.bind(args, kwargs)
         return apply(self, tensors, attrs)
+
+    @cached_property
+    def compiled(self) -> Any:
+        """What a call with arrays runs."""
+        return UPCALLS["compiled"](self)
 
     def lower(self, /, *tensors_and_level: Any, chip: str = "", **attrs: Any) -> str:
         """One level of this operator's compilation as text, the level being the last argument.
@@ -199,23 +204,23 @@ class Operator:
         Levels of the chip "cpu" are graph, canonical, expr, schedule, loop, llvm, asm and triton;
         `tz.chips()` tells those of others.
         """
-        return HOOKS["lower"](self, tensors_and_level, {"chip": chip, **attrs})
+        return UPCALLS["lower"](self, tensors_and_level, {"chip": chip, **attrs})
 
     def on(self, chip: str) -> Any:
         """This operator on a chip by its name, wherever the data is: `gelu.on("cpu")(x)`."""
-        return HOOKS["on"](self, chip)
+        return UPCALLS["on"](self, chip)
 
     def verify(self, /, *tensors: Any, **options: Any) -> Any:
         """`tz.verify(this, ...)`: every level against the one above, and the gradient."""
-        return HOOKS["verify"](self, tensors, options)
+        return UPCALLS["verify"](self, *tensors, **options)
 
     def bench(self, /, *tensors: Any, **options: Any) -> Any:
         """`tz.bench(this, ...)`: the time of a call beside numpy and torch."""
-        return HOOKS["bench"](self, tensors, options)
+        return UPCALLS["bench"](self, *tensors, **options)
 
     def compile(self, /, *tensors: Any, **attrs: Any) -> Any:
         """The executable for arguments like these, which can be saved."""
-        return HOOKS["compile"](self, tensors, attrs)
+        return self.compiled.executable(tensors, attrs)
 
     # ------------------------------------------------------------ as a Python object
     @cached_property
@@ -238,7 +243,7 @@ class Operator:
     def __reduce__(self) -> Any:
         if self.family != "user" or self.body is None:
             return found_at, ("terrazzo", self.name)
-        return reference(self, inspect.unwrap(self.body), HOOKS["op"], self.name, self.grad)
+        return reference(self, inspect.unwrap(self.body), UPCALLS["op"], self.name, self.grad)
 
     def __repr__(self) -> str:
         return f"<operator {self.name}{self.signature}>"
@@ -500,16 +505,6 @@ def _may_change(array: np.ndarray) -> bool:
             return True
         base = base.base
     return False
-
-
-class _Hooks(dict[str, Callable[..., Any]]):
-    def __missing__(self, name: str) -> Callable[..., Any]:
-        importlib.import_module("terrazzo.calls.api")  # nobody has needed it so far
-        return self[name]
-
-
-# What operators can do beyond tracing is installed from above this room, by terrazzo.calls.api.
-HOOKS = _Hooks()
 
 
 def constant(value: Any, dtype: DType | None = None) -> Value:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.base.tables import ShownAsTable, Table
-from terrazzo.calls.api import Compiled, compiled
+from terrazzo.calls.compiled import Compiled
 from terrazzo.chips.registry import chip_for
 from terrazzo.chips.spec import Roofline
 from terrazzo.compiler.driver import Lowering, inlined
@@ -147,7 +147,7 @@ def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
 
 def _compiled(function: Any) -> Compiled:
     if isinstance(function, Operator):
-        return compiled(function)
+        return function.compiled
     if isinstance(function, Compiled):
         return function
     if callable(function):

@@ -30,7 +30,7 @@ class Keeping:
 
 
 def _compiled(graph: Graph, name: str) -> Callable[..., Any]:
-    from terrazzo.calls.api import Compiled
+    from terrazzo.calls.compiled import Compiled
 
     return Compiled(lambda *values: replace_inputs(graph, values), name)
 
@@ -67,7 +67,7 @@ class Differentiable:
     def backward(self, wanted: tuple[int, ...]) -> Callable[..., Any]:
         """The compiled gradients by the inputs `wanted`, given weights of the float results."""
         if wanted not in self.backward_of:
-            from terrazzo.calls.api import Compiled
+            from terrazzo.calls.compiled import Compiled
 
             self.backward_of[wanted] = Compiled(vjp_function(self.floats, wanted),
                                                 f"{self.name}_backward")
@@ -76,7 +76,7 @@ class Differentiable:
     def forward_mode(self, wanted: tuple[int, ...]) -> Callable[..., Any]:
         """How the float results change when the inputs `wanted` do, given their tangents."""
         if wanted not in self.forward_of:
-            from terrazzo.calls.api import Compiled
+            from terrazzo.calls.compiled import Compiled
 
             push = jvp_function(self.floats)
 

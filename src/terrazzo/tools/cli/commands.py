@@ -17,7 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import terrazzo
-from terrazzo.calls import api
+from terrazzo.calls import levels
+from terrazzo.calls.compiled import Compiled, jit
 from terrazzo.chips.registry import Chips
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, OutOfMemory, TerrazzoError
@@ -124,7 +125,7 @@ def find(target: str) -> Any:
     module = cli_triton.load_file(Path(file))
     found = getattr(module, name, None)
     if not callable(found):
-        known = [n for n, v in vars(module).items() if isinstance(v, (Operator, api.Compiled))]
+        known = [n for n, v in vars(module).items() if isinstance(v, (Operator, Compiled))]
         raise ArgumentError(f"{file} defines no {name!r}" if found is None else
                             f"{name!r} of {file} is no function or operator",
                             hint=f"it defines {', '.join(known) or 'no operators'}")
@@ -244,9 +245,9 @@ def lower(target: Target, shape: Shapes, dtype: Types = "float32",
     """Print one level of an operator's compilation."""
     function = find(target)
     given = tensors(function, shape, dtype)
-    compiled = api.compiled(function) if isinstance(function, Operator) else (
-        function if isinstance(function, api.Compiled) else api.jit(function))
-    print(api.lower(compiled.graph(given, attributes(function, attr)), level))
+    compiled = function.compiled if isinstance(function, Operator) else (
+        function if isinstance(function, Compiled) else jit(function))
+    print(levels.lower(compiled.graph(given, attributes(function, attr)), level))
 
 
 @app.command()

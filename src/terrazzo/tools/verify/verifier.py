@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.base.nests import leaves
-from terrazzo.calls.api import Compiled, compiled
+from terrazzo.calls.compiled import Compiled
 from terrazzo.compiler.driver import inlined
 from terrazzo.dtypes import as_dtype, float64
 from terrazzo.errors import ArgumentError, TerrazzoError, VerifyError
@@ -157,7 +157,7 @@ class _Target:
         self.over: Over = ()  # the inputs that results are to be written over
         self.complex: list[bool] = []  # which inputs are
         if isinstance(function, Operator):
-            self.compiled, self.name = compiled(function), function.name
+            self.compiled, self.name = function.compiled, function.name
             self.count = sum(p.default is p.empty for p in function.tensor_params)
         elif isinstance(function, Compiled):
             self.compiled, self.name = function, function.name
