@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import terrazzo.ops  # noqa: F401 - functions that are traced may use any operator
 from terrazzo.calls import captures, into
 from terrazzo.calls.arguments import (
     NoKey,
