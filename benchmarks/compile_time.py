@@ -22,7 +22,9 @@ import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.llvm import jit
-from terrazzo.compiler.driver import Lowering, inlined, level_text
+from terrazzo.compiler.levels import level_text
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import float32
 from terrazzo.graph.autodiff import grad_function
 from terrazzo.graph.ir import TensorType

@@ -22,7 +22,8 @@ import numpy as np
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec
-from terrazzo.compiler.driver import Lowering, level_text
+from terrazzo.compiler.levels import level_text
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import DType
 from terrazzo.graph import described
 from terrazzo.graph.ir import OPERATORS, Operator, TensorType

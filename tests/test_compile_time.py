@@ -19,7 +19,9 @@ import terrazzo as tz
 from terrazzo.base.shapes import dim
 from terrazzo.base.unwind import Walk, unwind
 from terrazzo.chips.cpu.chip import Cpu
-from terrazzo.compiler.driver import Lowering, inlined, level_text
+from terrazzo.compiler.levels import level_text
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import float32
 from terrazzo.expr import evaluate as expr_evaluate
 from terrazzo.graph.autodiff import grad_function

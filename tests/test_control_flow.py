@@ -12,7 +12,9 @@ import terrazzo as tz
 from terrazzo.base.shapes import dim
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.compiler.control_flow import ControlLowering, is_native
-from terrazzo.compiler.driver import Options, compile_graph, inlined
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.options import Options
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import bool_, float32
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import Graph, TensorType

@@ -14,7 +14,9 @@ import pytest
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.schedule import streaming_sizes
-from terrazzo.compiler.driver import Lowering, compile_graph, inlined
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, TerrazzoError
 from terrazzo.graph.ir import Graph, TensorType, operator_named
 from terrazzo.graph.trace import trace
@@ -310,14 +312,14 @@ def test_a_pickled_operator_takes_it() -> None:
 
 
 def test_verify_runs_over_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from terrazzo.compiler import driver as compiler
+    from terrazzo.compiler import lowering
     from terrazzo.errors import VerifyError
 
     p, g, m = state(3, 6, 5)
     options = {"dtypes": ["float32"], "kinds": ["random"], "levels": ["code"]}
     assert sgd.verify(p, g, m, out=(p, m), **options).rows
     # A compiler that thinks everything may be written over is found out.
-    monkeypatch.setattr(compiler, "may_share", lambda *_: True)
+    monkeypatch.setattr(lowering, "may_share", lambda *_: True)
     with pytest.raises(VerifyError, match="run over its inputs"):
         exchanged.verify(p, m, out=(p, m), **options)
 
@@ -328,7 +330,8 @@ def test_bench_takes_it() -> None:
 
 
 def test_the_cache_tells_what_is_written_over() -> None:
-    from terrazzo.compiler.driver import Options, graph_key
+    from terrazzo.compiler.keys import graph_key
+    from terrazzo.compiler.options import Options
 
     options = Options.now()
     graph = inlined(trace(lambda x: x * 2, [TensorType((4,), tz.float32)], "f")[0])

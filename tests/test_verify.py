@@ -15,7 +15,8 @@ import pytest
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.llvm import scalars
-from terrazzo.compiler import driver as compiler
+from terrazzo.compiler import kernels
+from terrazzo.compiler import rewriting as way_down
 from terrazzo.dtypes import as_dtype, bfloat16, float16, float32, float64, int32
 from terrazzo.errors import ArgumentError, VerifyError
 from terrazzo.graph import fusion
@@ -129,7 +130,7 @@ def test_wrong_fusion_is_blamed_on_the_expression(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wrong_bound_is_blamed_on_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = compiler.simplify
+    sound = kernels.simplify
 
     def unsound(function: Function) -> Function:
         def shorten(stmt: Any) -> Any:
@@ -139,7 +140,7 @@ def test_a_wrong_bound_is_blamed_on_the_loops(monkeypatch: pytest.MonkeyPatch) -
         function = sound(function)
         return replace(function, body=rewrite_loops(function.body, shorten))
 
-    monkeypatch.setattr(compiler, "simplify", unsound)
+    monkeypatch.setattr(kernels, "simplify", unsound)
     error = blamed(gelu)
     assert error.level == "loop" and error.index == (7, 15)
     assert "the simplifier of loops" in (error.operator or "")
@@ -456,7 +457,7 @@ def test_a_wrong_recogniser_is_blamed(case: str, monkeypatch: pytest.MonkeyPatch
     function, shapes = CASES[case]
     arrays = [np.ones(s, np.float32) for s in shapes]
     graph, _ = trace(function, [TensorType(s, float32) for s in shapes], name=case)
-    applied = {a.rule for step in compiler.rewriting(graph) for a in step.applied
+    applied = {a.rule for step in way_down.rewriting(graph) for a in step.applied
                if step.name == "recognition of patterns"}
     assert len(applied) == 1, applied
     (name,) = applied
@@ -469,7 +470,7 @@ def test_a_wrong_recogniser_is_blamed(case: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", [r.name for r in quantized.REWRITES])
 def test_a_wrong_quantised_rewrite_is_blamed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = quantised_layers()
-    applied = {a.rule for step in compiler.rewriting(graph) for a in step.applied}
+    applied = {a.rule for step in way_down.rewriting(graph) for a in step.applied}
     assert name in applied
     sound = next(r for r in quantized.REWRITES if r.name == name)
 

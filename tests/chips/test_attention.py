@@ -14,7 +14,8 @@ from terrazzo.base.shapes import dims
 from terrazzo.chips.cpu.attention import lower_attention
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host
-from terrazzo.compiler.driver import Lowering, compile_graph
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import TensorType, operator_named

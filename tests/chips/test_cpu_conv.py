@@ -19,7 +19,7 @@ from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
 from terrazzo.chips.cpu.llvm import jit
 from terrazzo.chips.cpu.llvm.kernel import compile_function, llvm_text
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.compiler.driver import Lowering
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int32
 from terrazzo.expr.convolution import match_convolution
 from terrazzo.expr.ir import Program

@@ -16,7 +16,8 @@ from terrazzo.chips.cpu.llvm import jit
 from terrazzo.chips.cpu.llvm.kernel import compile_function, llvm_text
 from terrazzo.chips.cpu.quant import lower_integer_product, without_bytes
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.compiler.driver import Lowering, level_text
+from terrazzo.compiler.levels import level_text
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import DType, as_dtype, float32, int8, int16, int32, int64, uint8
 from terrazzo.expr.ir import Program
 from terrazzo.graph import fusion

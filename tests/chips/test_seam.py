@@ -13,7 +13,8 @@ import pytest
 import terrazzo as tz
 from terrazzo.chips import registry
 from terrazzo.chips.spec import Roofline
-from terrazzo.compiler.driver import Options, compile_graph
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.options import Options
 from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace

@@ -21,7 +21,7 @@ from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.llvm.kernel import compile_function
 from terrazzo.chips.cpu.templates import lower
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.compiler.driver import Lowering
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace

@@ -21,7 +21,7 @@ from terrazzo.chips.cpu import elf
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host, neon_spec
 from terrazzo.chips.cpu.llvm import jit
-from terrazzo.compiler.driver import Lowering
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.errors import ArtifactError, CodegenError
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace

@@ -8,7 +8,8 @@ import pytest
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
-from terrazzo.compiler.driver import Lowering, level_text
+from terrazzo.compiler.levels import level_text
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.graph import evaluate
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace

@@ -10,7 +10,8 @@ import pytest
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec
-from terrazzo.compiler.driver import Lowering, level_text
+from terrazzo.compiler.levels import level_text
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import as_dtype
 from terrazzo.expr.quotients import reciprocal
 from terrazzo.graph.ir import TensorType

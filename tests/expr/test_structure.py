@@ -9,7 +9,7 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
-from terrazzo.compiler.driver import Lowering
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import DType, float32, float64
 from terrazzo.expr.structure import structure
 from terrazzo.graph.ir import TensorType

@@ -9,7 +9,9 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
-from terrazzo.compiler.driver import Lowering, compile_graph, inlined
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace

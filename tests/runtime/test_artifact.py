@@ -17,7 +17,8 @@ import pytest
 import terrazzo as tz
 from terrazzo.base.shapes import dim
 from terrazzo.chips.cpu.chip import Cpu
-from terrazzo.compiler.driver import Lowering, compile_graph
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import bfloat16, float32, int64
 from terrazzo.errors import ArtifactError, CpuFeatureError
 from terrazzo.graph.ir import TensorType

@@ -16,7 +16,10 @@ import pytest
 
 import terrazzo as tz
 import terrazzo.errors
-from terrazzo.compiler.driver import Lowering, Options, compile_graph, graph_key
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.keys import graph_key
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.options import Options
 from terrazzo.graph.ir import Graph, TensorType, apply
 from terrazzo.graph.rewrite import P, Rule, RuleTable, Wild, rewrite_rule
 from terrazzo.graph.trace import trace

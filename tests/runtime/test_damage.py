@@ -13,14 +13,11 @@ import pytest
 
 import terrazzo as tz
 import terrazzo.errors
-from terrazzo.compiler.driver import (
-    Lowering,
-    Options,
-    compile_graph,
-    graph_key,
-    inlined,
-    load_compiled,
-)
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.keys import graph_key, load_compiled
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.options import Options
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.knobs import knobs
@@ -133,8 +130,8 @@ except TerrazzoError as error:
     print("refused")
 del held[:]
 assert sorted(p for p in default_cache().folder.rglob("*.tzx")) == entries, "the entry stays"
-from terrazzo.compiler import driver as compiler
-compiler.Lowering.artifact = None  # nothing is compiled any more
+from terrazzo.compiler.lowering import Lowering
+Lowering.artifact = None  # nothing is compiled any more
 assert np.array_equal(fresh()(x), expected)
 """
 

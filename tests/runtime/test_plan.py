@@ -10,7 +10,7 @@ import pytest
 import terrazzo as tz
 from terrazzo.base.shapes import dim
 from terrazzo.chips.cpu.chip import Cpu
-from terrazzo.compiler.driver import Lowering
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import float32
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.graph.trace import trace

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terrazzo.compiler.driver import Lowering, Options, inlined, level_text
+from terrazzo.compiler.levels import level_text
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.options import Options
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.frontends.onnx.session import Session
 
 onnx = pytest.importorskip("onnx")

@@ -121,7 +121,7 @@ class Family:
         if not wrt or varies or fastcall.pushes_tangents():
             return None
         if (shapes, wrt) not in self.kept:
-            from terrazzo.compiler.driver import Options
+            from terrazzo.compiler.options import Options
             from terrazzo.compiler.residuals import training_parts
 
             graph, structure = traced(self.call, self.name, [type_of(a) for a in leaves])
@@ -160,10 +160,11 @@ class Family:
         if table.settings.check:
             UPCALLS["check"](graph, leaves)
         # The way down is not needed to import terrazzo, and takes a quarter of that time.
-        from terrazzo.compiler import driver as compiler
+        from terrazzo.compiler.driver import compile_graph
+        from terrazzo.compiler.options import Options
 
-        return compiler.compile_graph(graph, strides=tuple(strides), over=over,
-                                      options=compiler.Options(table.settings, table.rules))
+        return compile_graph(graph, strides=tuple(strides), over=over,
+                             options=Options(table.settings, table.rules))
 
     def static(self, leaves: Sequence[Any], table: Table, aim: into.Aim | None = None
                ) -> tuple[Any, Any]:

@@ -24,7 +24,8 @@ def lower_operator(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def lower(graph: Graph, level: str, chip: str = "", over: Over = ()) -> str:
     """One level of a graph's compilation as text, for a chip by its name."""
-    from terrazzo.compiler.driver import Options, graph_level
+    from terrazzo.compiler.levels import graph_level
+    from terrazzo.compiler.options import Options
 
     with knobs.override(chip=chip or knobs.chip):
         return Listing(graph_level(graph, level, Options.now(), over=over))

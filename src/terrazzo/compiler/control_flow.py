@@ -15,7 +15,9 @@ from functools import cached_property
 
 from terrazzo.base.shapes import num_elements
 from terrazzo.chips.chip import Chip
-from terrazzo.compiler.driver import Lowering, Options, copy_function
+from terrazzo.compiler.kernels import copy_function
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.options import Options
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.index import Index, Var, free_vars, maximum
 from terrazzo.loop.ir import Function

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from terrazzo.compiler.driver import Options, inlined
+from terrazzo.compiler.options import Options
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.graph.autodiff import differentiated_inside, vjp_graph
 from terrazzo.graph.ir import Graph, Node, Value, apply, computed_from
 from terrazzo.graph.passes import canonicalize

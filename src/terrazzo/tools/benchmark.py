@@ -19,7 +19,8 @@ from terrazzo.base.tables import ShownAsTable, Table
 from terrazzo.calls.compiled import Compiled
 from terrazzo.chips.registry import chip_for
 from terrazzo.chips.spec import Roofline
-from terrazzo.compiler.driver import Lowering, inlined
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.errors import ArgumentError, MissingDependency, TerrazzoError
 from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.ir import Graph, Operator

@@ -12,7 +12,8 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.chips.cpu.chip import Cpu
-from terrazzo.compiler.driver import Lowering, compile_graph
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.graph import evaluate
 from terrazzo.graph.passes.products import NAME, PRODUCTS, merge_products
 from terrazzo.graph.rewrite import Applied

@@ -10,7 +10,8 @@ import pytest
 
 import terrazzo.ops  # noqa: F401  (registers every operator)
 from terrazzo.chips.cpu.chip import Cpu
-from terrazzo.compiler.driver import Lowering, compile_graph
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType

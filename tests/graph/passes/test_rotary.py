@@ -80,7 +80,8 @@ def test_what_is_something_else_stays(turned: Callable[..., Any], arrays: list[n
 def test_is_one_kernel(name: str, arrays: list[np.ndarray]) -> None:
     from patterns import graph_of
 
-    from terrazzo.compiler.driver import Lowering, compile_graph
+    from terrazzo.compiler.driver import compile_graph
+    from terrazzo.compiler.lowering import Lowering
 
     graph = graph_of(FORMS[name], *arrays)
     assert len(Lowering(graph, Cpu()).fused.groups) == 1

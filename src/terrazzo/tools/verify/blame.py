@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from terrazzo.compiler.driver import rewriting
+from terrazzo.compiler.rewriting import rewriting
 from terrazzo.graph.ir import Graph, Value
 from terrazzo.graph.rewrite import Pass
 from terrazzo.tools.verify import error_bounds

@@ -19,7 +19,9 @@ import numpy as np
 
 from terrazzo.chips.chip import Code
 from terrazzo.compiler.control_flow import ControlLowering, is_native
-from terrazzo.compiler.driver import Lowering, Options, inlined
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.options import Options
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
 from terrazzo.expr import evaluate as expr_evaluate

@@ -25,7 +25,7 @@ import numpy as np
 
 from terrazzo.base.nests import leaves
 from terrazzo.calls.compiled import Compiled
-from terrazzo.compiler.driver import inlined
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import as_dtype, float64
 from terrazzo.errors import ArgumentError, TerrazzoError, VerifyError
 from terrazzo.graph import autodiff

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from terrazzo.compiler.driver import Lowering
+from terrazzo.compiler.lowering import Lowering
 from terrazzo.frontends.onnx.functions import has_function
 from terrazzo.frontends.onnx.model import node_text
 from terrazzo.frontends.onnx.reasons import NotConverted, Reason

@@ -11,15 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.compiler.driver import (
-    Lowering,
-    Options,
-    compile_graph,
-    compiling_elsewhere,
-    inlined,
-    load_compiled,
-    model_key,
-)
+from terrazzo.compiler.driver import compile_graph, compiling_elsewhere
+from terrazzo.compiler.keys import load_compiled, model_key
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.options import Options
+from terrazzo.compiler.rewriting import inlined
 from terrazzo.errors import CompileError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx import convert, registry
 from terrazzo.frontends.onnx.export import export
