@@ -8,12 +8,13 @@ rounds on the way out, and fusion drops the round trips inside a kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 
+from terrazzo.base.contraction import Contraction
 from terrazzo.dtypes import DType, as_dtype, bool_, float32, int64, promote
 from terrazzo.errors import DTypeError, UnknownOperator
 from terrazzo.index import Index, IndexExpr, Var, substitute
@@ -146,6 +147,7 @@ class Reduce(Scalar):
     axes: tuple[Axis, ...]
     value: Scalar
     reducer: Reducer | None = None
+    contraction: Contraction | None = None  # of a sum of products: which axis is which
 
 
 @dataclass(frozen=True, eq=False)
@@ -490,10 +492,12 @@ def cast(value: Scalar, dtype: DType | Any) -> Scalar:
     return Call(dtype, "cast", (value,))
 
 
-def reduce(op: str, value: Scalar, axes: Sequence[Axis]) -> Scalar:
+def reduce(op: str, value: Scalar, axes: Sequence[Axis],
+           contraction: Contraction | None = None) -> Scalar:
     """Combine `value` over `axes`; half types are accumulated in float32."""
     wide = value.dtype.compute
-    return cast(Reduce(wide, op, tuple(axes), cast(value, wide)), value.dtype)
+    return cast(Reduce(wide, op, tuple(axes), cast(value, wide), contraction=contraction),
+                value.dtype)
 
 
 def identity_of(reduction: Reduce) -> Scalar:
@@ -567,7 +571,7 @@ def rewrite(root: Scalar, visit: Callable[[Scalar], Scalar | None]) -> Scalar:
                         [done[id(i)] if isinstance(i, Scalar) else i for i in node.indices]))
                     break
         elif isinstance(node, Reduce) and done[id(node.value)] is not node.value:
-            fresh = Reduce(node.dtype, node.op, node.axes, done[id(node.value)], node.reducer)
+            fresh = replace(node, value=done[id(node.value)])
         elif isinstance(node, Tuple) and any(done[id(i)] is not i for i in node.items):
             fresh = Tuple(node.dtype, tuple([done[id(i)] for i in node.items]))
         elif isinstance(node, Item) and done[id(node.value)] is not node.value:
@@ -595,7 +599,8 @@ def substitute_indices(root: Scalar, values: Mapping[Var, Index]) -> Scalar:
         if isinstance(node, Reduce):
             axes = tuple(Axis(a.var, substitute(a.lo, table), substitute(a.hi, table))
                          for a in node.axes)
-            return Reduce(node.dtype, node.op, axes, node.value, node.reducer)
+            roles = node.contraction and node.contraction.mapped(lambda i: substitute(i, table))
+            return replace(node, axes=axes, contraction=roles)
         return None
 
     return rewrite(root, visit)

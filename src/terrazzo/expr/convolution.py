@@ -2,8 +2,8 @@
 
 A convolution's stage has the body `epilogue(sum over taps and channels of x * w)`, where x is read
 at `position * stride + tap * dilation - before` of every axis in space, and is zero outside. Views
-are composed into the loads, so axes are told apart by the variables in their indices, and layouts
-by strides.
+are composed into the loads: which axis is which the operator says (`Contraction`), and how they lie
+in memory is found in the indices.
 """
 
 from __future__ import annotations
@@ -24,19 +24,9 @@ from terrazzo.base.scalar import (
     walk,
 )
 from terrazzo.base.shapes import contiguous_strides
+from terrazzo.expr.contraction import ContractionStage, match_contraction
 from terrazzo.expr.ir import Program, Tensor
-from terrazzo.index import (
-    FloorDiv,
-    Index,
-    IndexExpr,
-    Sum,
-    Var,
-    coefficient,
-    free_vars,
-    substitute,
-)
-
-CHANNEL = "c"  # how `convolve` calls its axis of channels
+from terrazzo.index import Index, IndexExpr, Var, coefficient, free_vars, substitute
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,40 +125,26 @@ def loads_outside(body: Scalar, total: Reduce) -> list[Load]:
 
 def match_convolution(program: Program) -> Convolution | None:
     """The convolution that a program is, or None."""
-    if len(program.stages) != 1 or len(program.outputs) != 1:
+    found = match_contraction(program)
+    if found is None or not found.positions:
         return None
-    (stage,) = program.stages
-    if stage.body is None or "convolve" not in stage.origin or len(stage.axes) < 3:
-        return None
-    sums = [n for n in walk(stage.body) if isinstance(n, Reduce)]
-    if len(sums) != 1 or sums[0].op != "add" or any(a.lo != 0 for a in sums[0].axes):
-        return None
-    product = sums[0].value
-    if not (isinstance(product, Call) and product.op == "mul"):
-        return None
-    x, tests = _guarded(product.args[0])
-    w, none = _guarded(product.args[1])
+    x, tests = _guarded(found.x.value)
+    w, none = _guarded(found.w.value)
     if x is None or w is None or none != [] or tests is None:
         return None
-    return _match(stage, sums[0], x, w, tests)
+    return _match(found, x, w, tests)
 
 
-def _match(stage: Tensor, reduce: Reduce, x: Load, w: Load, tests: list[Call]
-           ) -> Convolution | None:
-    assert stage.body is not None
-    batch, *positions, outputs = stage.axes
-    within = {a.var for a in reduce.axes}
-    zeros: dict[Var, Index] = dict.fromkeys((*within, *(a.var for a in stage.axes)), 0)
+def _match(found: ContractionStage, x: Load, w: Load, tests: list[Call]) -> Convolution | None:
+    (batch,) = found.batch
+    stage, reduce, outputs, channel = found.stage, found.reduce, found.outputs, found.channel
+    zeros: dict[Var, Index] = {a.var: 0 for a in (*reduce.axes, *stage.axes)}
     used: set[Var] = set()
-    axes = {a.var: a for a in reduce.axes}
-    spaces: dict[Var, Space] = {}
-    # Where there is one position its variable is gone from the indices: any such axis will do.
-    alone = [a for a in positions if a.extent == 1]
+    along = {a.var: d for axes in (found.positions, found.taps)
+             for d, a in enumerate(axes) if a is not None}
+    spaces: dict[int, Space] = {}
     batch_step: Index = 0
-    channel: Axis | None = None
-    groups = 1
-    channel_step: Index = 0
-    group_step: Index = 0
+    channels = _Channels(1, 0, 0)
     strides = x.source.strides or contiguous_strides(x.source.shape)
     for index, step in zip(x.indices, strides, strict=True):
         assert not isinstance(index, Scalar)
@@ -176,31 +152,27 @@ def _match(stage: Tensor, reduce: Reduce, x: Load, w: Load, tests: list[Call]
         if used & here:
             return None
         used |= here
-        position = next((a for a in positions if a.var in here), None)
-        tap = next((axes[v] for v in here & within if not v.name.startswith(CHANNEL)), None)
-        if position is None and tap is not None:
-            position = alone.pop(0) if alone else None
-            if position is None:
+        space = {along[v] for v in here if v in along}
+        if space:
+            d = space.pop()
+            made = _space(index, here, found.positions[d], found.taps[d], step, w, tests)
+            if made is None:
                 return None
-        if position is not None:
-            space = _space(index, here, position, tap, step, w, tests)
-            if space is None:
-                return None
-            spaces[position.var] = space
+            spaces[d] = made
         elif batch.var in here:
-            along = coefficient(index, batch.var)
-            if here != {batch.var} or along is None:
+            each = coefficient(index, batch.var)
+            if here != {batch.var} or each is None:
                 return None
-            batch_step = along * step
+            batch_step = each * step
         elif here:
-            found = _channels(index, here, outputs, axes, step)
-            if found is None:
+            read = _channels(index, here, found, step)
+            if read is None:
                 return None
-            channel, groups, channel_step, group_step = found
-    for axis in positions:
-        if axis.var not in spaces and axis.extent == 1:
-            spaces[axis.var] = replace(NO_SPACE, position=axis)
-    if any(a.var not in spaces for a in positions) or not within <= used:
+            channels = read
+    for d, axis in enumerate(found.positions):
+        if d not in spaces and axis.extent == 1:
+            spaces[d] = replace(NO_SPACE, position=axis)
+    if len(spaces) < len(found.positions) or not {a.var for a in reduce.axes} <= used:
         return None
     if any(not any(_is_about(t, s) for s in spaces.values()) for t in tests):
         return None
@@ -210,16 +182,17 @@ def _match(stage: Tensor, reduce: Reduce, x: Load, w: Load, tests: list[Call]
     w_output = coefficient(w_address, outputs.var)
     w_channel = 0 if channel is None else coefficient(w_address, channel.var)
     if w_output is None or w_channel is None or free_vars(w_address) & {
-            a.var for a in (batch, *positions)}:
+            a.var for a in found.places}:
         return None
     if channel is not None and not isinstance(channel.extent, int):
         return None
     address = stage.flat([a.var for a in stage.axes])
     assert not isinstance(address, Scalar)
     return Convolution(
-        stage, address, batch, tuple(spaces[a.var] for a in positions), outputs, channel, groups,
-        x, w, substitute(x_address, zeros), batch_step, channel_step, group_step,
-        substitute(w_address, zeros), w_channel, w_output, reduce, stage.body)
+        stage, address, batch, tuple(spaces[d] for d in range(len(found.positions))), outputs,
+        channel, channels.groups, x, w, substitute(x_address, zeros), batch_step, channels.step,
+        channels.group_step, substitute(w_address, zeros), w_channel, w_output, reduce,
+        found.body)
 
 
 def _space(index: Index, here: set[Var], position: Axis, tap: Axis | None, step: Index, w: Load,
@@ -255,28 +228,31 @@ def _space(index: Index, here: set[Var], position: Axis, tap: Axis | None, step:
                  w_step)
 
 
-def _channels(index: Index, here: set[Var], outputs: Axis, axes: dict[Var, Axis], step: Index
-              ) -> tuple[Axis | None, int, Index, Index] | None:
-    """The axis of channels, the number of groups, and how far apart channels and groups are."""
-    found = [axes[v] for v in here if v in axes]
-    channel = found[0] if found else None
-    if len(found) > 1 or here - {outputs.var} - {a.var for a in found}:
+@dataclass(frozen=True)
+class _Channels:
+    """How channels are read: groups of them, and how far apart channels and groups are."""
+
+    groups: int
+    step: Index
+    group_step: Index
+
+
+def _channels(index: Index, here: set[Var], found: ContractionStage, step: Index
+              ) -> _Channels | None:
+    channel, outputs = found.channel, found.outputs
+    if here - {outputs.var} - ({channel.var} if channel is not None else set()):
         return None
     along = 0 if channel is None else coefficient(index, channel.var)
     if along is None:
         return None
     if outputs.var not in here:
-        return channel, 1, along * step, 0
+        return _Channels(1, along * step, 0)  # all groups read the same
     rest = index if channel is None else substitute(index, {channel.var: 0})
     count = outputs.extent
-    if not isinstance(count, int):
+    if not isinstance(count, int) or not _is_shared(rest, outputs.var, found.groups, count):
         return None
-    share = next((s for s in (1, *_divisors(rest)) if count % s == 0 and _is_shared(
-        rest, outputs.var, s, count)), None)
-    if share is None:
-        return None
-    apart = _between_groups(rest, outputs.var, share)
-    return None if apart is None else (channel, count // share, along * step, apart * step)
+    apart = _between_groups(rest, outputs.var, count // found.groups)
+    return None if apart is None else _Channels(found.groups, along * step, apart * step)
 
 
 def _between_groups(rest: Index, output: Var, share: int) -> Index | None:
@@ -284,20 +260,12 @@ def _between_groups(rest: Index, output: Var, share: int) -> Index | None:
     return coefficient(substitute(rest, {output: group * share}), group)
 
 
-def _is_shared(rest: Index, output: Var, share: int, count: int) -> bool:
-    """Whether `share` neighbouring outputs read the same channels, and groups follow evenly."""
-    group, at = Var("group", 0, count // share - 1), Var("at", 0, share - 1)
+def _is_shared(rest: Index, output: Var, groups: int, count: int) -> bool:
+    """Whether all outputs of a group read the same channels, and groups follow evenly."""
+    share = count // groups
+    group, at = Var("group", 0, groups - 1), Var("at", 0, share - 1)
     value = substitute(rest, {output: group * share + (at if share > 1 else 0)})
     return at not in free_vars(value) and coefficient(value, group) is not None
-
-
-def _divisors(index: Index) -> list[int]:
-    """The numbers an index expression divides something by."""
-    if isinstance(index, FloorDiv):
-        return [index.den] if isinstance(index.den, int) else []
-    if isinstance(index, Sum):
-        return [d for monomial, _ in index.terms for atom in monomial for d in _divisors(atom)]
-    return []
 
 
 def _guarded(value: Scalar) -> tuple[Load | None, list[Call] | None]:

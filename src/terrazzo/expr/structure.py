@@ -55,7 +55,8 @@ def _own(node: Scalar, places: Mapping[int, int], numbers: Mapping[Tensor, int],
             ("computed", places[id(i)]) if isinstance(i, Scalar) else index(i)
             for i in node.indices)
     if isinstance(node, Reduce):
-        return "reduce", node.op, places[id(node.value)], tuple(
+        roles = node.contraction and node.contraction.mapped(index)
+        return "reduce", node.op, roles, places[id(node.value)], tuple(
             (index(a.var), index(a.lo), index(a.hi)) for a in node.axes)
     if isinstance(node, FromIndex):
         return "index", index(node.index)

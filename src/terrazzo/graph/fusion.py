@@ -40,7 +40,6 @@ FEW_ROWS = 8  # fewer rows than this leave cores idle
 CONVOLUTIONS = ("convolve", "integer_convolve")
 WINDOWS = ("window_max", "window_argmax", "window_sum")  # read channels as neighbours, many times
 LARGEST_EPILOGUE = 64  # operators between a reduction and where its uses join again
-CONTRACTIONS = ("matmul", "convolve")  # operators that get a kernel with their epilogue
 
 
 @dataclass(frozen=True, eq=False)
@@ -676,8 +675,7 @@ def _keeps_channels_apart(node: Node) -> bool:
 
 def _is_contraction(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.body is not None and any(
-        name in tensor.origin for name in CONTRACTIONS) and any(
-        isinstance(n, Reduce) for n in walk(tensor.body))
+        isinstance(n, Reduce) and n.contraction is not None for n in walk(tensor.body))
 
 
 def _topological(stages: Sequence[Tensor]) -> list[Tensor]:

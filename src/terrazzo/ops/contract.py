@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.contraction import Contraction
 from terrazzo.base.scalar import Scalar
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import reduce as reduce_scalar
@@ -106,7 +107,8 @@ def batch_matmul(x: Any, y: Any, *, transpose_x: bool = False, transpose_y: bool
         *batch, i, j = indices
         left = load(x, batch, *((k.var, i) if transpose_x else (i, k.var)))
         right = load(y, batch, *((j, k.var) if transpose_y else (k.var, j)))
-        return cast_scalar(reduce_scalar("add", left * right, (k,)), out.dtype)
+        roles = Contraction((*batch, i), j, k.var)
+        return cast_scalar(reduce_scalar("add", left * right, (k,), roles), out.dtype)
 
     return compute(out.shape, element, origin="batch_matmul")
 

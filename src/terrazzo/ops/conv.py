@@ -7,11 +7,13 @@ layers permute on their way in and out; between layers the permutations cancel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.contraction import Contraction
+from terrazzo.base.scalar import Axis, Const, Scalar, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import reduce as reduce_scalar
 from terrazzo.base.scalar import where as where_scalar
@@ -158,6 +160,49 @@ def _turned(w: Value, groups: int) -> Value:
     return permute_dims(turned, axes=(*range(rank), rank + 1, rank))
 
 
+@dataclass(frozen=True)
+class Window:
+    """What a convolution sums over. Axes of one step are none: a window of 1 is a product."""
+
+    taps: tuple[Axis | None, ...]
+    channel: Axis | None
+    within: Index  # channels of a group
+    share: Index  # outputs of a group
+    groups: int
+
+    @staticmethod
+    def of(weights: Sequence[Index], groups: int) -> Window:
+        """The window of weights [*K, C/groups, O]."""
+        *sizes, within, outputs = weights
+        taps = tuple(None if n == 1 else reduce_axis(n, f"k{d}") for d, n in enumerate(sizes))
+        channel = None if within == 1 and any(taps) else reduce_axis(within, "c")
+        return Window(taps, channel, within, outputs // groups, groups)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return tuple(a for a in (*self.taps, self.channel) if a is not None)
+
+    @property
+    def at_tap(self) -> tuple[Index, ...]:
+        return tuple(0 if t is None else t.var for t in self.taps)
+
+    @property
+    def at_channel(self) -> Index:
+        """The channel's number within its group."""
+        return 0 if self.channel is None else self.channel.var
+
+    def source(self, output: Index) -> Index:
+        """The channel's number for some output."""
+        return self.at_channel if self.groups == 1 else (
+            output // self.share * self.within + self.at_channel)
+
+    def roles(self, image: Index, place: Sequence[Index], output: Index) -> Contraction:
+        """Which axis of the sum is which."""
+        return Contraction(
+            (image,), output, None if self.channel is None else self.channel.var, tuple(place),
+            tuple(None if t is None else t.var for t in self.taps), self.groups)
+
+
 @primitive(family="conv", kind="contract", infer=_convolve_type, reference=_convolve_numpy,
            grad=_convolve_grad)
 def convolve(x: Any, w: Any, *, strides: tuple[int, ...], padding: Pads,
@@ -168,35 +213,29 @@ def convolve(x: Any, w: Any, *, strides: tuple[int, ...], padding: Pads,
     floats accumulate in float32.
     """
     wide: DType = out.dtype.compute
-    within, share = w.shape[-2], out.shape[-1] // groups
-    # Axes of one step are no axes: a window of 1 is a matrix product like any other.
-    taps = [None if n == 1 else reduce_axis(n, f"k{d}") for d, n in enumerate(w.shape[:-2])]
-    channel = None if within == 1 and any(taps) else reduce_axis(within, "c")
-    at_tap: list[Index] = [0 if t is None else t.var for t in taps]
-    at_channel: Index = 0 if channel is None else channel.var
+    window = Window.of(w.shape, groups)
 
     def element(n: Index, *rest: Index) -> Scalar:
         *place, output = rest
         tests: list[Scalar] = []
         where: list[Index] = []
-        for d, (o, k) in enumerate(zip(place, at_tap, strict=True)):
+        for d, (o, k) in enumerate(zip(place, window.at_tap, strict=True)):
             at = o * strides[d] + k * dilation[d] - padding[d][0]
             where.append(at)
             if not proves_le(padding[d][0], 0):
                 tests.append(call("ge", as_scalar(at), 0))
             if not proves_le(padding[d][1], 0):
                 tests.append(call("lt", as_scalar(at), as_scalar(x.shape[d + 1])))
-        source = at_channel if groups == 1 else output // share * within + at_channel
-        left: Scalar = x[(n, *where, source)]
+        left: Scalar = x[(n, *where, window.source(output))]
         if tests:
             inside = tests[0]
             for test in tests[1:]:
                 inside = call("and", inside, test)
             left = where_scalar(inside, left, Const(x.dtype, 0))
-        right = w[(*at_tap, at_channel, output)]
-        axes = tuple(a for a in (*taps, channel) if a is not None)
+        right = w[(*window.at_tap, window.at_channel, output)]
         product = cast_scalar(left, wide) * cast_scalar(right, wide)
-        return cast_scalar(reduce_scalar("add", product, axes), out.dtype)
+        total = reduce_scalar("add", product, window.axes, window.roles(n, place, output))
+        return cast_scalar(total, out.dtype)
 
     return compute(out.shape, element, origin="convolve")
 

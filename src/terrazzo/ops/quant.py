@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.contraction import Contraction
 from terrazzo.base.scalar import Call, Const, Scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import reduce as reduce_scalar
@@ -30,6 +31,7 @@ from terrazzo.index.guards import ask, granted
 from terrazzo.ops.arrange import pad, repeat
 from terrazzo.ops.conv import (
     Pads,
+    Window,
     _channels_first,
     _channels_last,
     _each,
@@ -286,7 +288,7 @@ def integer_matmul(x: Any, y: Any, *, out: TensorType) -> Tensor:
     def element(*indices: Index) -> Scalar:
         *batch, i, j = indices
         product = load(x, tuple(batch), i, k.var) * load(y, tuple(batch), k.var, j)
-        return reduce_scalar("add", product, (k,))
+        return reduce_scalar("add", product, (k,), Contraction((*batch, i), j, k.var))
 
     return compute(out.shape, element, origin="integer_matmul")
 
@@ -403,22 +405,15 @@ def _integer_convolve_numpy(x: np.ndarray, w: np.ndarray, out: TensorType, *,
 def integer_convolve(x: Any, w: Any, *, strides: tuple[int, ...], dilation: tuple[int, ...],
                      groups: int = 1, out: TensorType) -> Tensor:
     """convolutions of bytes, channels last as in convolve, unpadded, summed up in 32 bits"""
-    within, share = w.shape[-2], out.shape[-1] // groups
-    # Axes of one step are no axes: a window of 1 is a matrix product like any other.
-    taps = [None if n == 1 else reduce_axis(n, f"k{d}") for d, n in enumerate(w.shape[:-2])]
-    channel = None if within == 1 and any(taps) else reduce_axis(within, "c")
-    at_tap: list[Index] = [0 if t is None else t.var for t in taps]
-    at_channel: Index = 0 if channel is None else channel.var
-    axes = tuple(a for a in (*taps, channel) if a is not None)
+    window = Window.of(w.shape, groups)
 
     def element(n: Index, *rest: Index) -> Scalar:
         *place, output = rest
         at = [o * stride + k * step for o, stride, k, step in zip(
-            place, strides, at_tap, dilation, strict=True)]
-        source = at_channel if groups == 1 else output // share * within + at_channel
-        product = cast_scalar(x[(n, *at, source)], int32) * cast_scalar(
-            w[(*at_tap, at_channel, output)], int32)
-        return reduce_scalar("add", product, axes)
+            place, strides, window.at_tap, dilation, strict=True)]
+        product = cast_scalar(x[(n, *at, window.source(output))], int32) * cast_scalar(
+            w[(*window.at_tap, window.at_channel, output)], int32)
+        return reduce_scalar("add", product, window.axes, window.roles(n, place, output))
 
     return compute(out.shape, element, origin="integer_convolve")
 

@@ -34,6 +34,7 @@ from terrazzo.chips.cpu.gemm import Gemm, PlaceOf, Values
 from terrazzo.chips.cpu.kernel_parts import Names, Place, digits, grain_of, is_below, product_of
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType, float32, int8, int16, int32, int64, uint8
+from terrazzo.expr.contraction import match_contraction
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.matmul import Factor, MatrixProduct, match_product
 from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, maximum, minimum, substitute
@@ -409,37 +410,29 @@ class Window:
 
 
 def match_window(program: Program) -> Window | None:
-    """The convolution of bytes that a program is, without padding and groups, or None."""
-    if len(program.stages) != 1 or len(program.outputs) != 1:
+    """The convolution of bytes that a program is, without padding and groups, or None.
+
+    So is a product whose rows do not follow evenly: a window of one step that moves.
+    """
+    found = match_contraction(program)
+    if found is None or found.outputs.extent == 1 or found.reduce.dtype is not int32 or not all(
+            isinstance(a.extent, int) for a in (*found.stage.axes[1:], *found.reduce.axes)):
         return None
-    (stage,) = program.stages
-    reductions = [n for n in walk(stage.body) if isinstance(n, Reduce)] if stage.body else []
-    if stage.body is None or len(reductions) != 1 or any(a.lo != 0 for a in stage.axes):
-        return None
-    if len(stage.axes) < 2 or stage.axes[-1].extent == 1 or not all(
-            isinstance(a.extent, int) for a in (*stage.axes[1:], *reductions[0].axes)):
-        return None
-    *places, column = stage.axes
-    extent = product_of(a.extent for a in places)
+    column, stage = found.outputs, found.stage
+    extent = product_of(a.extent for a in found.places)
     top = bounds(extent)[1]
     pixel = Axis(Var("pixel", 0, None if top is None else max(top - 1, 0)), 0, extent)
-    values = digits(pixel.var, places)
+    values = digits(pixel.var, found.places)
     address = stage.flat([a.var for a in stage.axes])
     assert not isinstance(address, Scalar)
-    body = substitute_indices(stage.body, values)
+    body = substitute_indices(found.body, values)
     (reduce,) = [n for n in walk(body) if isinstance(n, Reduce)]
-    value = reduce.value
-    if reduce.op != "add" or reduce.dtype is not int32 or any(a.lo != 0 for a in reduce.axes):
-        return None
-    if not (isinstance(value, Call) and value.op == "mul"):
-        return None
-    left, right = map(Factor, value.args)
-    if column.var in left.vars:
-        left, right = right, left
+    assert isinstance(reduce.value, Call)
+    left, right = map(Factor, reduce.value.args)
     if column.var in left.vars or pixel.var in right.vars or column.var not in right.vars:
         return None
     strides = {axis: (left.stride(axis.var), right.stride(axis.var)) for axis in reduce.axes}
-    known = all(isinstance(n, int) for axis, pair in strides.items() for n in (*pair, axis.extent))
+    known = all(isinstance(n, int) for pair in strides.values() for n in pair)
     if None in map(small_value, (left, right)) or not known:
         return None
     leading, inner = list(reduce.axes[:-1]), [reduce.axes[-1]]

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 from terrazzo.base.scalar import (
-    Axis,
-    Call,
     Load,
     Reduce,
     Scalar,
     cast,
     rewrite,
     substitute_indices,
-    walk,
 )
 from terrazzo.chips.cpu.kernel_parts import digits, grain_of, product_of
 from terrazzo.chips.cpu.quant import small_value
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import int32
+from terrazzo.expr.contraction import ContractionStage, match_contraction
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import storage_size
-from terrazzo.expr.matmul import Factor
 from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import Index, Var, coefficient, substitute
 from terrazzo.loop.ir import Buffer, For, Function, Stmt, Store, block
@@ -38,71 +34,43 @@ _PIXELS = 4  # more would not fit into registers together with the weights
 _TASK_PRODUCTS = 1 << 16  # below this a task of its own does not pay
 
 
-@dataclass(frozen=True, eq=False)
-class Windows:
-    """`stage[places, channel] = body`, where `reduce` in the body sums `x * w` over taps."""
-
-    stage: Tensor
-    body: Scalar
-    places: tuple[Axis, ...]
-    channel: Axis
-    reduce: Reduce
-    x: Load
-    w: Load
-
-
 def _known(size: Index | None) -> int:
     assert isinstance(size, int)
     return size
 
 
-def match_windows(program: Program) -> Windows | None:
-    """The depthwise convolution of bytes that a program is, or None."""
-    if len(program.stages) != 1 or len(program.outputs) != 1 or program.stages[0].body is None:
-        return None
-    (stage,) = program.stages
-    body = program.stages[0].body
-    reductions = [n for n in walk(body) if isinstance(n, Reduce)]
-    if len(reductions) != 1 or len(stage.axes) < 2:
-        return None
-    (reduce,) = reductions
-    *places, channel = stage.axes
-    value = reduce.value
-    if reduce.op != "add" or reduce.dtype is not int32 or not (
-            isinstance(value, Call) and value.op == "mul"):
-        return None
-    axes = (channel, *places[1:], *reduce.axes)
-    if any(not isinstance(a.extent, int) or a.lo != 0 for a in axes) or (
-            math.prod(_known(a.extent) for a in reduce.axes) > _MOST_TAPS):
-        return None
-    factors = [Factor(arg) for arg in value.args]
-    if not any(p.var in factors[0].vars for p in places if p.extent != 1):
-        factors.reverse()
-    x, w = factors
-    if None in map(small_value, factors) or x.load is None or w.load is None or (
-            x.stride(channel.var) != 1 or any(p.var in w.vars for p in places)):
-        return None
-    if not all(isinstance(w.stride(a.var), int) for a in (channel, *reduce.axes)):
-        return None
-    return Windows(stage, body, tuple(places), channel, reduce, x.load, w.load)
-
-
 def lower_depthwise(program: Program, chip: ChipSpec,
                     constants: frozenset[Tensor] = frozenset()) -> Function | None:
     """The kernel of a depthwise convolution of bytes; None for all other programs."""
-    found = match_windows(program)
-    if found is None:
+    found = match_contraction(program)
+    if found is None or not _keeps_channels_apart(found):
         return None
     return _Depthwise(program, found, constants).function()
+
+
+def _keeps_channels_apart(found: ContractionStage) -> bool:
+    """Whether outputs and the bytes they are made of are neighbours, under a small window."""
+    channel, sums, x, w = found.outputs, found.reduce.axes, found.x, found.w
+    if not found.positions or found.reduce.dtype is not int32 or not all(
+            isinstance(a.extent, int) for a in (channel, *found.places[1:], *sums)):
+        return False
+    if math.prod(_known(a.extent) for a in sums) > _MOST_TAPS or None in map(
+            small_value, (x, w)) or x.load is None or w.load is None:
+        return False
+    return x.stride(channel.var) == 1 and not any(p.var in w.vars for p in found.places) and all(
+        isinstance(w.stride(a.var), int) for a in (channel, *sums))
 
 
 class _Depthwise:
     """One kernel in the making."""
 
-    def __init__(self, program: Program, found: Windows, constants: frozenset[Tensor]):
+    def __init__(self, program: Program, found: ContractionStage, constants: frozenset[Tensor]):
         self.program, self.found = program, found
+        x, w = found.x.load, found.w.load
+        assert x is not None and w is not None
+        self.x, self.w = x, w
         self.names = {d.name for d in program.dims}
-        self.packing = self.packing_of_weights() if found.w.source in constants else None
+        self.packing = self.packing_of_weights() if self.w.source in constants else None
         self.buffers: dict[Tensor, Buffer] = {}
         for tensor in (*program.inputs, found.stage):
             name = self.fresh(tensor.name)
@@ -117,20 +85,20 @@ class _Depthwise:
     def packing_of_weights(self) -> Packing | None:
         """All channels of a tap side by side, one tap after the other, unless they lie so."""
         found = self.found
-        address = found.w.source.flat(found.w.indices)
+        address = self.w.source.flat(self.w.indices)
         steps = [(_known(a.extent), _known(coefficient(address, a.var)))
-                 for a in (found.channel, *found.reduce.axes)]
+                 for a in (found.outputs, *found.reduce.axes)]
         if steps[0][1] == 1:
             return None
-        start = substitute(address, {a.var: 0 for a in (found.channel, *found.reduce.axes)})
-        return Packing(found.w.dtype, steps[0][0], steps[0], tuple(steps[1:]), (),
+        start = substitute(address, {a.var: 0 for a in (found.outputs, *found.reduce.axes)})
+        return Packing(self.w.dtype, steps[0][0], steps[0], tuple(steps[1:]), (),
                        _known(start))
 
     def function(self) -> Function:
         found = self.found
         body = self.rows()
         packed = {} if self.packing is None else {
-            self.program.inputs.index(found.w.source): self.packing}
+            self.program.inputs.index(self.w.source): self.packing}
         return Function(self.program.name, tuple(self.buffers.values()), self.program.dims, body,
                         found.stage.origin, packed=packed)
 
@@ -143,7 +111,7 @@ class _Depthwise:
         width = _known(last.extent)
         whole = width // _PIXELS
         count, taps = (product_of(a.extent for a in axes)
-                       for axes in ((found.channel, last), found.reduce.axes))
+                       for axes in ((found.outputs, last), found.reduce.axes))
         pixels = block(
             For(tile, 0, whole, self.pixels(values, tile * _PIXELS, _PIXELS)) if whole else None,
             For(single, whole * _PIXELS, width, self.pixels(values, single, 1))
@@ -154,12 +122,12 @@ class _Depthwise:
     def pixels(self, values: dict[Var, Index], first: Index, count: int) -> Stmt:
         """All channels of some neighbouring pixels."""
         found = self.found
-        size = _known(found.channel.extent)
+        size = _known(found.outputs.extent)
         j = Var(self.fresh("channel"), 0, size - 1)
         stores = []
         for number in range(count):
-            here = {**values, found.places[-1].var: first + number, found.channel.var: j}
-            address = found.stage.flat([here[a.var] for a in (*found.places, found.channel)])
+            here = {**values, found.places[-1].var: first + number, found.outputs.var: j}
+            address = found.stage.flat([here[a.var] for a in (*found.places, found.outputs)])
             assert not isinstance(address, Scalar)
             out = self.buffers[found.stage]
             stores.append(Store(out, address, cast(self.value(here), out.dtype)))
@@ -173,11 +141,11 @@ class _Depthwise:
         for number, taps in enumerate(itertools.product(
                 *(range(_known(a.extent)) for a in axes))):
             at = {**here, **{a.var: t for a, t in zip(axes, taps, strict=True)}}
-            weight = self.on_buffers(found.w, at)
+            weight = self.on_buffers(self.w, at)
             if self.packing is not None:
-                weight = Load(found.w.dtype, self.buffers[found.w.source], (
-                    number * self.packing.width + here[found.channel.var],))
-            product = cast(self.on_buffers(found.x, at), int32) * cast(weight, int32)
+                weight = Load(self.w.dtype, self.buffers[self.w.source], (
+                    number * self.packing.width + here[found.outputs.var],))
+            product = cast(self.on_buffers(self.x, at), int32) * cast(weight, int32)
             total = product if total is None else total + product
         assert total is not None
         return self.on_buffers(found.body, here, total)

@@ -43,6 +43,7 @@ from terrazzo.ops.quant import convolve_bytes
 
 LEVEL = "extended"
 _BYTES = (uint8, int8)
+_SUMS_OF_BYTES = ("integer_matmul", "integer_convolve")
 Uses = Mapping[Value, int]
 
 
@@ -264,8 +265,7 @@ def _offset_after(node: Node, uses: Uses) -> Value | None:
             continue
         sums, correction = inner.inputs
         offset = constant_array(correction)
-        if offset is None or sums is None or _maker(sums) not in (
-                "integer_matmul", "integer_convolve"):
+        if offset is None or sums is None or _maker(sums) not in _SUMS_OF_BYTES:
             continue
         moved = offset.astype(np.float64) * scale * (1 if inner.op.name == "add" else -1)
         return _op("add", _op("multiply", _op("astype", sums, dtype=float32), other),
@@ -301,7 +301,7 @@ def _is_requantising(value: Value) -> bool:
     node = value.node
     return node is not None and node.op.name == "multiply" and any(
         v is not None and v.node is not None and v.node.op.name == "astype" and
-        v.node.inputs[0] is not None and _maker(v.node.inputs[0]).startswith("integer_")
+        v.node.inputs[0] is not None and _maker(v.node.inputs[0]) in _SUMS_OF_BYTES
         for v in node.inputs)
 
 

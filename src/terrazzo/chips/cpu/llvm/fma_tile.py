@@ -57,7 +57,7 @@ def emit_tile(emitter: LoopEmitter, tile: Tile, scope: Scope, shape: Fma) -> boo
     if rows < 1:
         return False
     b = emitter.b
-    c, a, *more = _operands(emitter, tile, scope)
+    c, a, *more = _operands(emitter, tile, scope, 5)
     lda, ldc = more[4], more[7]
     for first in range(0, shape.mr, rows):
         part = replace(shape, mr=min(rows, shape.mr - first))
@@ -73,12 +73,11 @@ def _rows_in_registers(emitter: LoopEmitter, shape: Fma) -> int:
     return 0 if vectors > registers - 2 else max(1, (registers - vectors - 1) // vectors)
 
 
-def _operands(emitter: LoopEmitter, tile: Tile, scope: Scope) -> list[Val]:
-    """What functions of tiles take: C, A, B, S, whether to add, sizes, and live columns if any."""
+def _operands(emitter: LoopEmitter, tile: Tile, scope: Scope, count: int) -> list[Val]:
+    """What functions of tiles take: C, A, B, S, whether to add, `count` sizes, live columns."""
     c, a, right, *soon = pointers(emitter, tile, scope)
-    *sizes, k, lda, a_step, ldb, ldc = [emitter.index(s, scope) for s in tile.sizes[
-        :6 if tile.intrinsic.name.endswith("rows") else 5]]
-    live = [emitter.index(s, scope) for s in tile.sizes[len(sizes) + 5:]]
+    *sizes, k, lda, a_step, ldb, ldc = [emitter.index(s, scope) for s in tile.sizes[:count]]
+    live = [emitter.index(s, scope) for s in tile.sizes[count:]]
     # Without a hint, what the hint asks for is the first row of B, which is there.
     share = live.pop() if soon else const("i64", 0)
     if live and live[0].literal == int(tile.constants["nr"]):
@@ -92,7 +91,7 @@ def emit_rows(emitter: LoopEmitter, tile: Tile, scope: Scope, shape: Fma) -> boo
     """So many rows of tiles as there are when it runs."""
     if _rows_in_registers(emitter, shape) < shape.mr:
         return False
-    given = _operands(emitter, tile, scope)
+    given = _operands(emitter, tile, scope, 6)  # the number of rows comes first
     live = given[12:]
     rows = _FmaRows(shape, bool(live), bool(live) and live[0].literal is not None, emitter.module)
     name = f"{'edge' if rows.narrow else 'rows'}_{shape.name(bool(live))}"
