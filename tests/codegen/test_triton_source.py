@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -517,13 +518,34 @@ def test_a_chip_with_launch_rules_gets_grids_it_accepts(interpreter: Any,
                                                        rng: np.random.Generator) -> None:
     chip = ChipSpec("toy", "gcu", 4, 512, 32,
                     launch=LaunchRules(free_grid=4, grid_multiple=4, warps=(1,)))
+    counts = []
     for function, shape in ((local("softmax"), (6, 70)), (local("softmax"), (6, 9)),
                             (local("exp"), (5 * 1024,))):
         check_function(interpreter, rng, function, T(*shape), chip=chip)
         _, (group,) = programs(function, T(*shape))
         source = triton_source(group.program, chip)
-        assert "programs = triton.cdiv(programs, 4) * 4" in source
+        (count,) = re.findall(r"programs = (\d+)\n", source)
+        assert chip.launch.accepts_grid(int(count))
+        counts.append(int(count))
         assert "num_warps=1" in source
+    assert counts == [8, 1, 8]  # 6, 1 and 5 programs
+
+
+def test_grids_of_symbolic_sizes_follow_the_rules(interpreter: Any,
+                                                  rng: np.random.Generator) -> None:
+    rules = LaunchRules(free_grid=3, grid_multiple=5)
+    chip = ChipSpec("toy", "gcu", 4, 512, 32, launch=rules)
+    x = placeholder((n,), float32, "x")
+    y = compute((n,), lambda i: x[i] * 3, name="y")
+    program = Program("k_triple", (x,), (y,), (y,))
+    source = triton_source(program, chip)
+    (grid,) = re.findall(r"k_triple\[\((.*),\)\]\(", source)
+    counts = range(1, 40)
+    assert [eval(grid, {"programs": count}) for count in counts] == [
+        rules.round_up_grid(count) for count in counts]
+    assert all(rules.accepts_grid(eval(grid, {"programs": count})) for count in counts)
+    for size in (1, 1024, 5 * 1024 + 1):
+        check(interpreter, program, [random(rng, (size,), float32)], {n: size}, chip=chip)
 
 
 def test_libdevice_is_used_where_a_chip_has_it() -> None:

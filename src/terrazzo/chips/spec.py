@@ -17,6 +17,8 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from terrazzo.index import Index, ceildiv, maximum, minimum
+
 
 @dataclass(frozen=True)
 class LaunchRules:
@@ -31,20 +33,32 @@ class LaunchRules:
     warps: tuple[int, ...] = ()
     """Numbers of warps a program may have; empty means the chip does not care."""
 
+    @property
+    def accepts_all(self) -> bool:
+        """Tell whether any grid may be launched as it is."""
+        return self.free_grid == 0 or self.grid_multiple == 1
+
     def accepts_grid(self, programs: int) -> bool:
         """Tell whether a grid of this many programs may be launched."""
-        if programs < 1:
-            return False
-        if self.free_grid == 0 or programs <= self.free_grid:
-            return True
-        return programs % self.grid_multiple == 0
+        return programs > 0 and self.round_up_grid(programs) == programs
 
-    def round_up_grid(self, programs: int) -> int:
-        """Give the smallest grid the chip accepts that has at least this many programs."""
-        programs = max(programs, 1)
-        if self.accepts_grid(programs):
+    def round_up_grid(self, programs: Index) -> Index:
+        """Give the smallest grid the chip accepts that has at least this many programs.
+
+        Their number may be symbolic: whoever launches without us prints what this answers.
+        """
+        programs = maximum(programs, 1)
+        if self.accepts_all:
             return programs
-        return -(-programs // self.grid_multiple) * self.grid_multiple
+        is_over = minimum(maximum(programs - self.free_grid, 0), 1)
+        return programs + is_over * (
+            ceildiv(programs, self.grid_multiple) * self.grid_multiple - programs)
+
+    def warps_for(self, wanted: int) -> int:
+        """Give the number of warps of a program that comes nearest to what it wants."""
+        if not self.warps:
+            return wanted
+        return max([w for w in self.warps if w <= wanted], default=min(self.warps))
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ class _Kernel:
         self.instances: Index = 1
         self.rows_an_instance = 1
         self.lanes = 1  # elements an instance holds at once, at most
-        self.exact_grid = chip is None or chip.launch.free_grid == 0
+        self.rules = LaunchRules() if chip is None else chip.launch
+        self.exact_grid = self.rules.accepts_all
         stages = program.stages
         self.rows = 0 if program.kind == "pointwise" else _row_rank(program)
         self.row_extents = [a.extent for a in stages[0].axes[:self.rows]]
@@ -316,18 +317,18 @@ def _launch(program: Program, kernel: _Kernel) -> list[str]:
     text = ", ".join(types[:count]) + " -> " + ", ".join(types[count:])
     lines = [*_wrapped("def launch(", signature, "):"),
              *_docstring(f"Run the kernel: {text.strip()}."), *sizes.lines]
-    known = isinstance(kernel.instances, int)
-    programs = compile_python(kernel.instances, kernel.dims)
-    if kernel.rows_an_instance > 1:
-        programs = f"triton.cdiv({programs}, {kernel.rows_an_instance})"
-        if isinstance(kernel.instances, int):
-            programs = str(-(-kernel.instances // kernel.rows_an_instance))
-    lines.append(f"    programs = {programs}")
-    rules = kernel.chip.launch if kernel.chip is not None else None
-    if rules is not None and rules.free_grid:
-        lines += [f"    if programs > {rules.free_grid}:",
-                  f"        programs = triton.cdiv(programs, {rules.grid_multiple}) * "
-                  f"{rules.grid_multiple}"]
+    rules, instances, each = kernel.rules, kernel.instances, kernel.rows_an_instance
+    known = isinstance(instances, int) and instances > 0
+    if isinstance(instances, int):
+        count = -(-instances // each)
+        lines.append(f"    programs = {rules.round_up_grid(count) if count else 0}")
+        grid = "programs"
+    else:
+        programs = compile_python(instances, kernel.dims)
+        if each > 1:
+            programs = f"triton.cdiv({programs}, {each})"
+        lines.append(f"    programs = {programs}")
+        grid = compile_python(rules.round_up_grid(Var("programs", 1)))
     warps = str(_warps(kernel.lanes, rules))
     given = [*arguments, *kernel.dims.values()]
     for name, value in kernel.constants.items():
@@ -336,18 +337,15 @@ def _launch(program: Program, kernel: _Kernel) -> list[str]:
             warps = f"{warps} if {name} >= 1024 else {_warps(1024, rules)}"
         given.append(f"{name}={value if value.isdigit() else name}")
     given.append(f"num_warps={warps}")
-    call = f"{kernel.name}[(programs,)]("
-    if known and kernel.instances:
+    call = f"{kernel.name}[({grid},)]("
+    if known:
         return [*lines, *_wrapped("    " + call, given, ")")]
     return [*lines, "    if programs > 0:", *_wrapped("        " + call, given, ")")]
 
 
-def _warps(lanes: int, rules: LaunchRules | None) -> int:
+def _warps(lanes: int, rules: LaunchRules) -> int:
     """How many warps an instance with this many elements wants, of those a chip accepts."""
-    wanted = max(1, min(MAX_WARPS, lanes // ELEMENTS_PER_WARP))
-    if rules is None or not rules.warps:
-        return wanted
-    return max([w for w in rules.warps if w <= wanted], default=min(rules.warps))
+    return rules.warps_for(max(1, min(MAX_WARPS, lanes // ELEMENTS_PER_WARP)))
 
 
 def _find_sizes(tensors: Sequence[Tensor], arguments: Sequence[str],
