@@ -25,8 +25,9 @@ if __name__ != "__main__":
     import pytest
 
     import terrazzo.ops  # fills OPERATORS
-    from terrazzo.base.scalar import LIBM, OPS, Axis, Call, FromIndex, call, cast, const, where
+    from terrazzo.base.scalar import Axis, Call, FromIndex, call, cast, const, where
     from terrazzo.base.scalar import reduce as reduce_scalar
+    from terrazzo.base.scalar_table import OPS, Absent
     from terrazzo.base.shapes import dims
     from terrazzo.chips.cuda.description import h100, h200
     from terrazzo.chips.spec import ChipSpec, LaunchRules
@@ -354,7 +355,8 @@ INTEGER = ("add", "sub", "mul", "floordiv", "mod", "fmod", "min", "max", "neg", 
            "xor", "not", "shl", "shr", "isnan", "isinf", "isfinite", "where", "pow")
 BOOLEAN = ("and", "or", "xor", "not", "eq", "ne", "lt", "where", "min", "max")
 # What only libraries have is not there without libdevice; fma takes three operands.
-FLOATING = [op for op in OPS if op not in ("and", "or", "xor", "not", "shl", "shr", "fma", *LIBM)]
+FLOATING = [op for op, row in OPS.items() if op != "fma" and "f" in row.kinds
+            and (row.meaning is not None or not isinstance(row.triton, Absent))]
 
 
 def one_operation(op: str, dtype: DType, size: int) -> Program:

@@ -24,12 +24,12 @@ from terrazzo.base.scalar import (
     Scalar,
     Tuple,
     as_scalar,
-    format_shared,
     loads,
     rewrite,
     substitute_indices,
     walk,
 )
+from terrazzo.base.scalar_text import format_shared
 from terrazzo.base.shapes import Shape, contiguous_strides, dims_text
 from terrazzo.dtypes import DType, as_dtype, float32
 from terrazzo.errors import RankError

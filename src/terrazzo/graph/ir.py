@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from terrazzo.base.nests import flatten, pack
+from terrazzo.base.scalar_table import by_operator
 from terrazzo.base.shapes import Shape, dims_text, num_elements
 from terrazzo.base.upcalls import UPCALLS
 from terrazzo.dtypes import DType, as_dtype, result_type
@@ -735,8 +736,8 @@ def _typed(value: Value) -> Value:
 
 
 # Of these, the result depends on more digits of a number than a half type has.
-_ARITHMETIC = frozenset({"add", "subtract", "multiply", "divide", "power", "remainder", "fmod",
-                         "atan2", "hypot"})
+_ARITHMETIC = frozenset(name for name, row in by_operator().items() if row.digits
+                        and row.arity == 2 and row.result in ("promote", "float"))
 # What Python does with numbers alone, which gives a number again.
 _OF_NUMBERS = frozenset({"add", "subtract", "multiply", "divide", "power", "remainder",
                          "floor_divide", "negative", "absolute"})
@@ -879,7 +880,7 @@ def format_graph(graph: Graph) -> str:
 
 
 def _literal(array: np.ndarray) -> str:
-    from terrazzo.base.scalar import format_literal
+    from terrazzo.base.scalar_text import format_literal
 
     return format_literal(array.item() if array.dtype.kind in "biufc" else float(array))
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar_table import by_operator
 from terrazzo.errors import ArgumentError, CompileError
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, trace_scope
 from terrazzo.index import proves_eq
@@ -33,9 +34,7 @@ from terrazzo.index.guards import rewriting
 from terrazzo.knobs import knobs
 
 LEVELS = ("none", "basic", "extended", "layout", "all")
-COMMUTATIVE = frozenset({
-    "add", "multiply", "maximum", "minimum", "equal", "not_equal", "bitwise_and", "bitwise_or",
-    "bitwise_xor", "logical_and", "logical_or", "logical_xor", "hypot"})
+COMMUTATIVE = frozenset(name for name, row in by_operator().items() if row.commutes)
 
 
 # ---------------------------------------------------------------- patterns

@@ -20,15 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import (
-    FromIndex,
-    Load,
-    Scalar,
-    format_lines,
-    format_scalar,
-    substitute_indices,
-)
+from terrazzo.base.scalar import FromIndex, Load, Scalar, substitute_indices
 from terrazzo.base.scalar import walk as walk_scalar
+from terrazzo.base.scalar_text import format_lines, format_scalar
 from terrazzo.base.unwind import Walk, unwind
 from terrazzo.dtypes import DType
 from terrazzo.index import Index, Var, substitute

@@ -271,18 +271,6 @@ def swiglu(x: Any, *, axis: int = -1) -> Any:
 
 
 # ---------------------------------------------------------------- other formulas
-@operator(family="elementwise")
-def square(x: Any) -> Any:
-    """x * x"""
-    return x * x
-
-
-@operator(family="elementwise")
-def reciprocal(x: Any) -> Any:
-    """1 / x; integers give floats"""
-    return 1 / x
-
-
 def _logaddexp_grad(node: Node, g: Value) -> list[Value | None]:
     difference = _difference(*node.inputs)
     return [g * sigmoid(difference), g * sigmoid(-difference)]

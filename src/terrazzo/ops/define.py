@@ -22,13 +22,22 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import OPS, Scalar, call, cast
+from terrazzo.base.scalar import Scalar, call, cast
+from terrazzo.base.scalar_table import OPS, Absent, ScalarOp
 from terrazzo.base.shapes import Shape, broadcast_shapes
-from terrazzo.dtypes import DType, bool_, default_float, promote
+from terrazzo.dtypes import DType, as_dtype, bool_, default_float, promote
 from terrazzo.errors import DTypeError, user_location
 from terrazzo.expr.ir import Tensor, compute
 from terrazzo.graph.bound import doc_of, name_of
-from terrazzo.graph.ir import TENSOR_KEYWORDS, Node, Operator, TensorType, Value, register
+from terrazzo.graph.ir import (
+    OPERATORS,
+    TENSOR_KEYWORDS,
+    Node,
+    Operator,
+    TensorType,
+    Value,
+    register,
+)
 from terrazzo.index import Index
 from terrazzo.loop.interpret import convert
 
@@ -106,59 +115,83 @@ def broadcast_load(x: Tensor, indices: Sequence[Index]) -> Scalar:
                    for n, i in zip(x.shape, own, strict=True))]
 
 
-def joint_type(result: str, dtypes: Sequence[DType], name: str) -> tuple[DType, DType]:
+def joint_type(row: ScalarOp, dtypes: Sequence[DType]) -> tuple[DType, DType]:
     """The type the arguments are brought to, and the type of the result."""
     joint = promote(*dtypes)
-    if result == "float" and not joint.is_float and not joint.is_complex:
+    if row.result == "float" and not joint.is_float and not joint.is_complex:
         joint = default_float
-    if result == "bits" and joint.is_float:
-        raise DTypeError(f"{name} works on integers and booleans, not on {joint.name}",
+    if row.result == "bits" and joint.is_float:
+        raise DTypeError(f"{row.operator} works on integers and booleans, not on {joint.name}",
                          where=user_location(), hint="cast with tz.astype(x, 'int32') first")
-    if joint.is_bool and name in _NUMBERS_ONLY:
-        raise DTypeError(f"{name} works on numbers, not on booleans", where=user_location(),
+    if joint.is_bool and "b" not in row.kinds:  # as in numpy
+        raise DTypeError(f"{row.operator} works on numbers, not on booleans",
+                         where=user_location(),
                          hint="use the logical operators, or tz.astype(x, 'int32') first")
-    return joint, bool_ if result == "bool" else joint
+    return joint, bool_ if row.result == "bool" else joint
 
 
-_NUMBERS_ONLY = ("negative", "subtract", "sign", "floor_divide", "remainder", "fmod", "power",
-                 "bitwise_left_shift", "bitwise_right_shift")  # as in numpy
-
-
-def elementwise(name: str, scalar_op: str | None = None, *, arity: int = 1,
-                result: str = "promote", grad: Callable[..., Any] | None = None,
-                doc: str = "", differentiable: bool = True) -> Operator:
-    """Define an operator that applies one scalar operation to broadcast arguments.
-
-    `result` is "promote" (numpy's promotion), "float" (integers become float32), "bits"
-    (integers and booleans only) or "bool".
-    """
-    op = scalar_op or name
+def elementwise(row: ScalarOp) -> Operator:
+    """Define the operator that applies one scalar operation to broadcast arguments."""
+    name, rule = str(row.operator), row.gradient
 
     def infer(*types: TensorType) -> TensorType:
         shape = broadcast_shapes(*(t.shape for t in types))
-        return TensorType(shape, joint_type(result, [t.dtype for t in types], name)[1])
+        return TensorType(shape, joint_type(row, [t.dtype for t in types])[1])
 
     def expr(*xs: Tensor, out: TensorType) -> Tensor:
-        joint, final = joint_type(result, [x.dtype for x in xs], name)
+        joint, final = joint_type(row, [x.dtype for x in xs])
 
         def element(*i: Index) -> Scalar:
             args = [cast(broadcast_load(x, i), joint) for x in xs]
-            return cast(call(op, *args), final)
+            return cast(call(row.name, *args), final)
 
         return compute(out.shape, element, origin=name)
 
     def reference(*arrays: np.ndarray, out: TensorType) -> np.ndarray:
-        from terrazzo.dtypes import as_dtype
+        joint = joint_type(row, [as_dtype(a.dtype) for a in arrays])[0].compute
+        return convert(row.numpy(*(convert(a, joint) for a in arrays)), out.dtype)
 
-        joint = joint_type(result, [as_dtype(a.dtype) for a in arrays], name)[0].compute
-        values = [convert(a, joint) for a in arrays]
-        return convert(OPS[op].numpy(*values), out.dtype)
+    def grad(node: Node, g: Value) -> list[Value | None]:
+        assert not isinstance(rule, Absent)
+        found = rule(NAMED, *node.inputs, *node.outputs, g)
+        return [found] if row.arity == 1 else list(found)
 
-    params = [inspect.Parameter(p, inspect.Parameter.POSITIONAL_ONLY)
-              for p in ("x", "y", "z")[:arity]]
+    differentiable = not isinstance(rule, Absent)
     return register(Operator(
-        name, inspect.Signature(params), infer=infer, expr=expr, reference=reference, grad=grad,
-        family="elementwise", doc=doc, unify=True, differentiable=differentiable))
+        name, _of_tensors(row.arity), infer=infer, expr=expr, reference=reference,
+        grad=grad if differentiable else None, family="elementwise", doc=row.doc, unify=True,
+        differentiable=differentiable))
+
+
+def composed(row: ScalarOp) -> Operator:
+    """Define the operator of a scalar operation that is made of others."""
+    meaning = row.meaning
+    assert meaning is not None
+
+    def on_tensors(op: str, *args: Any) -> Any:
+        return OPERATORS[str(OPS[op].operator)](*args)
+
+    def body(*tensors: Any) -> Any:
+        return meaning(on_tensors, *tensors)
+
+    return register(Operator(
+        str(row.operator), _of_tensors(row.arity, named=True), body=body, family="elementwise",
+        doc=row.doc, unify=row.arity > 1, differentiable=row.result != "bool"))
+
+
+def _of_tensors(arity: int, named: bool = False) -> inspect.Signature:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if named else inspect.Parameter.POSITIONAL_ONLY
+    return inspect.Signature([inspect.Parameter(p, kind) for p in ("x", "y", "z")[:arity]])
+
+
+class _Named:
+    """All operators, by their names."""
+
+    def __getattr__(self, name: str) -> Operator:
+        return OPERATORS[name]
+
+
+NAMED = _Named()
 
 
 def same_type(x: TensorType, **attrs: Any) -> TensorType:
@@ -172,5 +205,5 @@ def with_shape(x: TensorType, shape: Shape) -> TensorType:
 
 
 GradientRule = Callable[..., Sequence[Value | None]]
-__all__ = ["GradientRule", "Node", "broadcast_load", "elementwise", "joint_type", "operator",
-           "primitive", "same_type", "with_shape"]
+__all__ = ["GradientRule", "Node", "broadcast_load", "composed", "elementwise", "joint_type",
+           "operator", "primitive", "same_type", "with_shape"]

@@ -14,23 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar_table import by_operator
 from terrazzo.errors import TracedControlFlow, user_location
 from terrazzo.graph.ir import OPERATORS, Value
 from terrazzo.ops.contract import einsum
 
 _UFUNCS = {
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh",
-    "arctanh": "atanh", "arctan2": "atan2", "invert": "bitwise_invert", "fabs": "absolute",
-    "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift", "rint": "round",
-    "conjugate": "conj",
-    **{name: name for name in (
-        "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "fmod", "power",
-        "maximum", "minimum", "hypot", "copysign", "negative", "absolute", "sign", "sqrt", "cbrt",
-        "floor", "ceil", "trunc", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin",
-        "cos", "tan", "sinh", "cosh", "tanh", "square", "reciprocal", "logaddexp", "equal",
-        "not_equal", "less", "less_equal", "greater", "greater_equal", "isnan", "isinf",
-        "isfinite", "signbit", "bitwise_and", "bitwise_or", "bitwise_xor", "logical_and",
-        "logical_or", "logical_xor", "logical_not", "matmul", "vecdot")},
+    **{row.ufunc: name for name, row in by_operator().items() if isinstance(row.ufunc, str)},
+    "fabs": "absolute", "conjugate": "conj", "logaddexp": "logaddexp", "matmul": "matmul",
+    "vecdot": "vecdot",
 }
 _FUNCTIONS = {
     "amax": "max", "amin": "min", "concatenate": "concat", "ravel": "flatten",

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import Axis, Scalar, as_scalar, call, lowest
+from terrazzo.base.scalar import Axis, Scalar, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import reduce as reduce_scalar
 from terrazzo.base.scalar import where as where_scalar
+from terrazzo.base.scalar_table import lowest
 from terrazzo.base.shapes import contiguous_strides, dims_text
 from terrazzo.dtypes import int64
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import OPS, Axis, Scalar, as_scalar, call, highest, lowest
+from terrazzo.base.scalar import Axis, Scalar, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import const as scalar_const
+from terrazzo.base.scalar_table import OPS, highest, lowest
 from terrazzo.dtypes import DType, as_dtype, bool_
 from terrazzo.errors import ArgumentError, DTypeError, TracedControlFlow
 from terrazzo.index import Index, IndexExpr, Var
@@ -28,7 +29,7 @@ _INDEX_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul,
     "floordiv": operator.floordiv, "mod": operator.mod,
 }
-_OF_NUMPY = {row.numpy: name for name, row in OPS.items() if isinstance(row.numpy, np.ufunc)}
+_OF_NUMPY = {row.ufunc: name for name, row in OPS.items() if isinstance(row.ufunc, str)}
 
 
 class Term:
@@ -42,7 +43,7 @@ class Term:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Term:
         """Numbers of numpy leave arithmetic to us, and `np.exp(x)` is `te.exp(x)`."""
-        name = _OF_NUMPY.get(ufunc)
+        name = _OF_NUMPY.get(ufunc.__name__)
         if name is None or method != "__call__" or options:
             raise ArgumentError(f"numpy.{ufunc.__name__} means nothing in a formula",
                                 hint="use a function of te")

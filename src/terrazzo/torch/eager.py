@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar_table import by_operator
 from terrazzo.dtypes import DType
 from terrazzo.errors import MissingDependency, UnsupportedOperator
 from terrazzo.graph.evaluate import bind_dims, concrete
@@ -21,25 +22,9 @@ from terrazzo.runtime.layout import literal
 
 # terrazzo's name -> torch's, where call and meaning are the same for tensors.
 _SAME = {
-    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "true_divide",
-    "floor_divide": "floor_divide", "remainder": "remainder", "fmod": "fmod",
-    "maximum": "maximum", "minimum": "minimum", "power": "pow", "atan2": "atan2",
-    "hypot": "hypot", "copysign": "copysign", "negative": "neg", "absolute": "abs",
-    "sign": "sign", "sqrt": "sqrt", "rsqrt": "rsqrt", "floor": "floor", "ceil": "ceil",
-    "trunc": "trunc", "round": "round", "exp": "exp", "exp2": "exp2", "expm1": "expm1",
-    "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p", "sin": "sin", "cos": "cos",
-    "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh",
-    "cosh": "cosh", "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh",
-    "erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "lgamma": "lgamma", "digamma": "digamma",
-    "sigmoid": "sigmoid", "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le",
-    "greater": "gt", "greater_equal": "ge", "isnan": "isnan", "isinf": "isinf",
-    "isfinite": "isfinite", "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or",
-    "bitwise_xor": "bitwise_xor", "bitwise_invert": "bitwise_not",
-    "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift",
-    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
-    "logical_not": "logical_not", "where": "where", "square": "square",
-    "reciprocal": "reciprocal", "matmul": "matmul", "outer": "outer", "relu": "relu",
-}  # fmt: skip
+    **{name: row.torch for name, row in by_operator().items() if isinstance(row.torch, str)},
+    "matmul": "matmul", "outer": "outer", "relu": "relu",
+}
 
 # Functions of torch.nn.functional with the same call.
 _FUNCTIONAL = {

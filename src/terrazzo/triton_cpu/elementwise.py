@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, call, cast, where
+from terrazzo.base.scalar_table import OPS
 from terrazzo.dtypes import DType, bool_, float64, int32
 from terrazzo.index import proves_le
 from terrazzo.triton_cpu.conversions import convert_float, narrowed
@@ -241,11 +242,7 @@ RULES: dict[str, Rule] = {
     "tt.fp_to_fp": convert_float, "tt.clampf": _clamp, "tt.mulhiui": _high_product,
     "tt.precise_divf": _same("div"), "tt.precise_sqrt": _same("sqrt"),
     "tt.approx_divf": _same("div"),
-    **{f"math.{name}": _same(name) for name in (
-        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sqrt",
-        "rsqrt", "erf", "floor", "ceil", "trunc", "tanh", "sinh", "cosh", "asin", "acos", "atan",
-        "atan2", "cbrt", "copysign")},
-    "math.roundeven": _same("round"), "math.powf": _same("pow"),
+    **{row.mlir: _same(row.name) for row in OPS.values() if isinstance(row.mlir, str)},
 }
 # What is worth a place in memory rather than a second evaluation.
 EXPENSIVE = frozenset(

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from terrazzo.base.scalar import LIBM, Call, Const, Scalar, call, cast, where
+from terrazzo.base.scalar import Call, Const, Scalar, call, cast, where
+from terrazzo.base.scalar_table import OPS
 from terrazzo.dtypes import (
     DType,
     bfloat16,
@@ -116,15 +117,17 @@ def _from_words(high: Scalar, low: Scalar) -> Scalar:
 
 
 # ---------------------------------------------------------------- the table
+def _of_the_table(arity: int) -> dict[str, Rule]:
+    """The scalar operations that the library has."""
+    return {row.libdevice: _op(row.name) for row in OPS.values()
+            if row.arity == arity and isinstance(row.libdevice, str)}
+
+
 _FLOAT_FUNCTIONS: dict[int, dict[str, Rule]] = {
     1: {
-        **{name: _op(name) for name in (
-            "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
-            "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "cbrt", "erf",
-            "erfc", "erfinv", "lgamma", "sqrt", "rsqrt", "floor", "ceil", "trunc", "abs")},
-        **{name: _op(name) for name, arity in LIBM.items() if arity == 1},
-        "rint": _op("round"), "nearbyint": _op("round"), "fabs": _op("abs"),
-        "exp10": _exp10, "rcbrt": _reciprocal("cbrt"), "round": _round_away,
+        **_of_the_table(1),
+        "nearbyint": _op("round"), "fabs": _op("abs"), "round": _round_away,
+        "exp10": _exp10, "rcbrt": _reciprocal("cbrt"),
         "sinpi": special.sinpi, "cospi": special.cospi, "erfcx": special.erfcx,
         "erfcinv": special.erfcinv, "normcdf": special.normcdf,
         "normcdfinv": special.normcdfinv, "logb": special.logb,
@@ -132,10 +135,10 @@ _FLOAT_FUNCTIONS: dict[int, dict[str, Rule]] = {
         "cyl_bessel_i1": lambda x: special.cyl_bessel_i(1, x),
     },
     2: {
-        **{name: _op(name) for name in ("pow", "fmod", "remainder", "atan2", "hypot", "copysign")},
+        **_of_the_table(2),
         "rhypot": _reciprocal("hypot"), "fdim": _positive_difference, "nextafter": next_after,
     },
-    3: {"fma": _op("fma"), "norm3d": special.norm, "rnorm3d": special.reciprocal_norm},
+    3: {**_of_the_table(3), "norm3d": special.norm, "rnorm3d": special.reciprocal_norm},
     4: {"norm4d": special.norm, "rnorm4d": special.reciprocal_norm},
 }
 # CUDA's fast variants; ours are no less accurate than the plain ones.

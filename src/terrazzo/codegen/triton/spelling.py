@@ -1,13 +1,17 @@
-"""How types, numbers and operations are written in Triton: the tables of this generator."""
+"""How types, numbers and operations are written in Triton."""
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from terrazzo.base.scalar import Call, Const
+from terrazzo.base.scalar_table import OPS
 from terrazzo.dtypes import (
     DType,
     bfloat16,
@@ -77,106 +81,64 @@ class Spelling:
     literals: bool = False  # bare numbers are safe as arguments
 
 
-_INFIX: dict[str, tuple[str, int]] = {
-    "add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT),
-    "fmod": ("%", PRODUCT), "and": ("&", AND), "or": ("|", OR), "xor": ("^", XOR),
-    "eq": ("==", COMPARE), "ne": ("!=", COMPARE), "lt": ("<", COMPARE), "le": ("<=", COMPARE),
-    "gt": (">", COMPARE), "ge": (">=", COMPARE),
-}
+_LEVELS: dict[type[ast.AST], int] = {
+    ast.Compare: COMPARE, ast.BitOr: OR, ast.BitXor: XOR, ast.BitAnd: AND, ast.LShift: SHIFT,
+    ast.RShift: SHIFT, ast.Add: SUM, ast.Sub: SUM, ast.Mult: PRODUCT, ast.Div: PRODUCT,
+    ast.FloorDiv: PRODUCT, ast.Mod: PRODUCT, ast.UnaryOp: UNARY}
+# Functions whose arguments may be bare numbers: they take the type of the others.
+_OF_NUMBERS = ("tl.where", "tl.minimum", "tl.maximum", "_min", "_max")
 
-_ANY: dict[str, Spelling] = {
-    op: Spelling(f"{{0}} {sign} {{1}}", level, literals=True) for op, (sign, level) in
-    _INFIX.items()
-} | {
-    "where": Spelling("tl.where({0}, {1}, {2})", literals=True),
-    "neg": Spelling("-{0}", UNARY),
-    "not": Spelling("~{0}", UNARY),
-    "bitcast": Spelling("{0}.to({type}, bitcast=True)"),
-    "isnan": Spelling("{0} != {0}", COMPARE),
-}
 
-_FLOAT: dict[str, Spelling] = {
-    "floordiv": Spelling("_floor_div_float({0}, {1})"),
-    "mod": Spelling("_floor_mod({0}, {1})"),
-    "min": Spelling("_min({0}, {1})", literals=True),
-    "max": Spelling("_max({0}, {1})", literals=True),
-    "isinf": Spelling('tl.abs({0}) == float("inf")', COMPARE),
-    "isfinite": Spelling('tl.abs({0}) < float("inf")', COMPARE),
-    "copysign": Spelling("tl.where(_negative({1}), -tl.abs({0}), tl.abs({0}))"),
-    "fma": Spelling("tl.fma({0}, {1}, {2})"),
-} | {
-    op: Spelling(f"tl.{op}({{0}})") for op in (
-        "abs", "floor", "ceil", "sqrt", "rsqrt", "exp", "exp2", "log", "log2", "sin", "cos",
-        "erf", "sigmoid")
-} | {
-    op: Spelling(f"_{op}({{0}})") for op in (
-        "sign", "trunc", "round", "expm1", "log1p", "tan", "asin", "acos", "atan", "sinh",
-        "cosh", "tanh", "asinh", "acosh", "atanh", "cbrt", "erfc", "lgamma", "digamma", "erfinv")
-} | {
-    op: Spelling(f"_{op}({{0}}, {{1}})") for op in ("pow", "atan2", "hypot", "fmod")
-} | {
-    "log10": Spelling("tl.log2({0}) * 0.3010299956639812", PRODUCT),
-}
+def _parsed(text: str) -> ast.expr:
+    """A text with a0, a1, ... for its arguments, as Python reads it."""
+    return ast.parse(re.sub(r"{(\w+)}", r"a\1", text), mode="eval").body
 
-_SAME = Spelling("{0}", literals=True)
-_NEVER, _ALWAYS = Spelling("{0} != {0}", COMPARE), Spelling("{0} == {0}", COMPARE)
 
-_UNSIGNED: dict[str, Spelling] = {
-    "div": Spelling("({0}.to(tl.float64) / {1}.to(tl.float64)).to({type})"),
-    "floordiv": Spelling("{0} // {1}", PRODUCT, literals=True),
-    "mod": Spelling("{0} % {1}", PRODUCT, literals=True),
-    "min": Spelling("tl.minimum({0}, {1})", literals=True),
-    "max": Spelling("tl.maximum({0}, {1})", literals=True),
-    "pow": Spelling("_pow_int({0}, {1}, {bits})"),
-    "shl": Spelling("_shift_left({0}, {1}, {bits})"),
-    "shr": Spelling("_shift_right_unsigned({0}, {1}, {bits})"),
-    "sign": Spelling("({0} > 0).to({type})"),
-    "abs": _SAME, "floor": _SAME, "ceil": _SAME, "trunc": _SAME, "round": _SAME,
-    "isinf": _NEVER, "isfinite": _ALWAYS,
-}
+@cache
+def spelled(text: str) -> Spelling:
+    """A text of the table with how tightly it binds, which Python's grammar says."""
+    root = _parsed(text)
+    if isinstance(root, ast.Call):
+        return Spelling(text, ATOM, literals=ast.unparse(root.func) in _OF_NUMBERS)
+    sides: list[ast.expr] = []
+    if isinstance(root, ast.BinOp):
+        sides = [root.left, root.right]
+    elif isinstance(root, ast.Compare):
+        sides = [root.left, *root.comparators]
+    bare = text == "{0}" or [ast.unparse(side) for side in sides] == ["a0", "a1"]
+    level = _LEVELS.get(type(root.op if isinstance(root, ast.BinOp) else root), ATOM)
+    return Spelling(text, level, literals=bare)
 
-_SIGNED: dict[str, Spelling] = _UNSIGNED | {
-    "floordiv": Spelling("_floor_div({0}, {1})"),
-    "mod": Spelling("_floor_mod({0}, {1})"),
-    "shr": Spelling("_shift_right({0}, {1}, {bits})"),
-    "sign": Spelling("({0} > 0).to({type}) - ({0} < 0).to({type})", SUM),
-    "abs": Spelling("tl.abs({0})"),
-}
 
-_BOOL: dict[str, Spelling] = {
-    "add": _ANY["or"], "max": _ANY["or"], "mul": _ANY["and"], "min": _ANY["and"],
-    "abs": _SAME, "isinf": _NEVER, "isfinite": _ALWAYS,
-}
+def _has_own_word(text: str) -> bool:
+    """Whether Triton has a function for an operation: a call of `tl` with nothing around."""
+    root = _parsed(text)
+    return isinstance(root, ast.Call) and ast.unparse(root.func).startswith("tl.") and all(
+        isinstance(argument, ast.Name) for argument in root.args)
 
-_BY_KIND: dict[str, dict[str, Spelling]] = {
-    "f": _ANY | _FLOAT, "i": _ANY | _SIGNED, "u": _ANY | _UNSIGNED, "b": _ANY | _BOOL}
 
-# NVIDIA's device library: better than a few ulp, and one call each.
-_LIBDEVICE: dict[str, Spelling] = {
-    op: Spelling(f"libdevice.{name or op}({{0}})") for op, name in {
-        "expm1": "", "log10": "", "log1p": "", "tan": "", "asin": "", "acos": "", "atan": "",
-        "sinh": "", "cosh": "", "tanh": "", "asinh": "", "acosh": "", "atanh": "", "cbrt": "",
-        "erfc": "", "erfinv": "", "lgamma": "", "trunc": "", "round": "rint", "j0": "", "j1": "",
-        "y0": "", "y1": "", "tgamma": ""}.items()
-} | {
-    op: Spelling(f"libdevice.{op}({{0}}, {{1}})") for op in (
-        "pow", "atan2", "hypot", "fmod", "copysign", "remainder")
-}
+@cache
+def _text(op: str, kind: str, libdevice: bool) -> str | None:
+    row = OPS[op]
+    text = row.text(row.triton, kind)
+    if libdevice and kind == "f" and isinstance(row.libdevice, str) and (
+            text is None or not _has_own_word(text)):
+        places = ", ".join(f"{{{i}}}" for i in range(row.arity))
+        return f"libdevice.{row.libdevice}({places})"
+    return text
 
 
 def spelling(node: Call, libdevice: bool) -> Spelling:
     """How an operation is written for the types of its arguments."""
     dtype = node.args[-1].dtype
     if node.op in ("shl", "shr") and _shifts_within(node):
-        return Spelling(f"{{0}} {'<<' if node.op == 'shl' else '>>'} {{1}}", SHIFT, literals=True)
-    if libdevice and dtype.is_float and node.op in _LIBDEVICE:
-        return _LIBDEVICE[node.op]
-    row = _BY_KIND.get(dtype.kind, {}).get(node.op)
-    if row is None:
+        return spelled("{0} << {1}" if node.op == "shl" else "{0} >> {1}")
+    text = _text(node.op, dtype.kind, libdevice)
+    if text is None:
         raise UnsupportedOperator(
             f"Triton source has no spelling for scalar operation {node.op!r} on {dtype.name}",
             hint="cast to float32 first, or compile this operator for another chip")
-    return row
+    return spelled(text)
 
 
 def _shifts_within(node: Call) -> bool:

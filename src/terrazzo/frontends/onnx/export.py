@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar_table import ScalarOp, by_operator
 from terrazzo.base.shapes import normalize_axes
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import UnsupportedOperator
@@ -21,22 +22,6 @@ from terrazzo.graph.ir import Graph, Node, Value, operator_named
 from terrazzo.index import Algebra, IndexExpr, Var, interpret
 
 OPSET = 18
-_UNARY = {
-    "absolute": "Abs", "acos": "Acos", "acosh": "Acosh", "asin": "Asin", "asinh": "Asinh",
-    "atan": "Atan", "atanh": "Atanh", "ceil": "Ceil", "cos": "Cos", "cosh": "Cosh", "erf": "Erf",
-    "exp": "Exp", "floor": "Floor", "isinf": "IsInf", "isnan": "IsNaN", "log": "Log",
-    "negative": "Neg", "round": "Round", "sigmoid": "Sigmoid", "sign": "Sign", "sin": "Sin",
-    "sinh": "Sinh", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh",
-}
-_BINARY = {
-    "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "maximum": "Max",
-    "minimum": "Min", "power": "Pow",
-}
-_COMPARISON = {
-    "equal": "Equal", "less": "Less", "less_equal": "LessOrEqual", "greater": "Greater",
-    "greater_equal": "GreaterOrEqual",
-}
-_LOGIC = {"bitwise_and": "And", "bitwise_or": "Or", "bitwise_xor": "Xor"}
 _REDUCTION = {"sum": "ReduceSum", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
 
 
@@ -181,31 +166,19 @@ def own_operator(call: Call) -> Result:
 
 
 # ---------------------------------------------------------------- operators with a counterpart
-def _unary(x: _Exporter, node: Node) -> str:
-    (value,) = node.inputs
-    assert value is not None
-    dtype = value.dtype if node.types[0].dtype.is_bool else node.types[0].dtype
-    return x.emit(_UNARY[node.op.name], [x.cast(value, dtype)])
+def _scalar(row: ScalarOp) -> Callable[[_Exporter, Node], str | None]:
+    """A scalar operation, where ONNX has a name for it on arguments of their type."""
 
+    def rule(x: _Exporter, node: Node) -> str | None:
+        given = [v for v in node.inputs if v is not None]
+        types = {v.dtype for v in given}
+        dtype = given[0].dtype if row.result == "bool" else node.types[0].dtype
+        operator = row.text(row.onnx, dtype.kind)
+        if operator is None or (row.result == "bool" and len(types) > 1):
+            return None
+        return x.emit(operator, [x.cast(v, dtype) for v in given])
 
-def _binary(x: _Exporter, node: Node) -> str | None:
-    dtype = node.types[0].dtype
-    if dtype.is_bool or (node.op.name in ("divide", "power") and not dtype.is_float):
-        return None
-    return x.emit(_BINARY[node.op.name], [x.cast(v, dtype) for v in node.inputs if v is not None])
-
-
-def _comparison(x: _Exporter, node: Node) -> str | None:
-    a, b = (v for v in node.inputs if v is not None)
-    if a.dtype is not b.dtype:
-        return None
-    return x.emit(_COMPARISON[node.op.name], [x.names[a], x.names[b]])
-
-
-def _logic(x: _Exporter, node: Node) -> str | None:
-    if not node.types[0].dtype.is_bool:
-        return None
-    return x.emit(_LOGIC[node.op.name], [x.names[v] for v in node.inputs if v is not None])
+    return rule
 
 
 def _where(x: _Exporter, node: Node) -> str:
@@ -281,8 +254,7 @@ def _constant(x: _Exporter, node: Node) -> str:
 
 
 _RULES: dict[str, Callable[[_Exporter, Node], str | None]] = {
-    **dict.fromkeys(_UNARY, _unary), **dict.fromkeys(_BINARY, _binary),
-    **dict.fromkeys(_COMPARISON, _comparison), **dict.fromkeys(_LOGIC, _logic),
+    **{name: _scalar(row) for name, row in by_operator().items()},
     **dict.fromkeys(_REDUCTION, _reduction),
     "constant": _constant, "where": _where, "batch_matmul": _matmul, "convolve": _convolve,
     "slice": _slice, "full": _full, "reshape": _shaped("Reshape"),

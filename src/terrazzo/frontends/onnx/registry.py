@@ -102,6 +102,11 @@ def find(domain: str, operator: str, version: int) -> Converter | None:
     return None
 
 
+def has_converter(operator: str, domain: str = "") -> bool:
+    """Whether any version of an operator has a converter so far."""
+    return (domain, operator) in _CONVERTERS
+
+
 def converters() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Domain, operator and function of every converter."""
     for (domain, operator), known in _CONVERTERS.items():

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.scalar_table import by_operator
 from terrazzo.base.shapes import Shape, normalize_axes, normalize_axis, num_elements
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, constant, operator_named
 from terrazzo.graph.min_cut import Network
@@ -148,15 +149,7 @@ def _quantised_axis_moved(node: Node) -> Mapping[str, Any] | None:
 
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
-ELEMENTWISE = (
-    "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "fmod", "maximum",
-    "minimum", "power", "atan2", "hypot", "copysign", "negative", "absolute", "sign", "sqrt",
-    "rsqrt", "cbrt", "floor", "ceil", "trunc", "round", "exp", "exp2", "expm1", "log", "log2",
-    "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
-    "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "sigmoid", "equal",
-    "not_equal", "less", "less_equal", "greater", "greater_equal", "isnan", "isinf", "isfinite",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift",
-    "bitwise_right_shift", "where", "astype", "bitcast")
+ELEMENTWISE = tuple(by_operator())
 
 MOVERS = (
     Mover("channels last past an elementwise operator", ELEMENTWISE, _unchanged, same_rank=True),

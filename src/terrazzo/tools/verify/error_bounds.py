@@ -21,6 +21,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from terrazzo.base.scalar_accuracy import FEW, Accuracy, may_vanish
+from terrazzo.base.scalar_table import by_operator
 from terrazzo.dtypes import DType, bfloat16, float32, float64
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, expand
@@ -30,23 +32,9 @@ from terrazzo.tools.verify import error_bounds_control
 # Second-order terms of the bounds, and for float64 the error of the yardstick itself.
 SAFETY = 2.0
 
-# Units in the last place that one operation may be off. What is not listed may be off by FEW: the
-# elementary functions promise 2 in float32, numpy's own promise 4, and each is compared with both.
-FEW = 4.0
-_EXACT = (
-    "negative", "absolute", "sign", "floor", "ceil", "trunc", "round", "maximum", "minimum",
-    "copysign", "where", "fmod", "isnan", "isinf", "isfinite", "equal", "not_equal", "less",
-    "less_equal", "greater", "greater_equal", "sort_pairs", "top_pairs", "constant", "max", "min",
-)  # fmt: skip
-ULPS: dict[str, float] = {
-    **dict.fromkeys(_EXACT, 0.0),
-    # Correctly rounded in the type of the arithmetic, and once more when stored in a half type.
-    **dict.fromkeys(("add", "subtract", "multiply", "divide", "sqrt", "astype", "full"), 1.0),
-    **dict.fromkeys(("lgamma", "digamma", "erfinv", "erfc", "power"), 2 * FEW),
-}
-# Their zeros and poles at negative x are reached by subtraction, in numpy's way as in ours, so
-# they are exact for an argument that is off by a few units in the last place.
-_BACKWARD_STABLE = ("lgamma", "digamma")
+# Operators beside those of the table of scalar operations.
+_ULPS = {**dict.fromkeys(("sort_pairs", "top_pairs", "constant", "max", "min"), 0.0), "full": 1.0}
+_ROWS = by_operator()
 # Where rounding may cost more units in the last place, counting them says nothing.
 WELL_CONDITIONED = 1024.0
 
@@ -55,9 +43,10 @@ _FLUSHED_BELOW = 2.0**-126  # what products of bfloat16 take for zero, read or m
 # From floats to integers: a rounding on the way may decide for the integer next to it.
 _DECIDING = ("astype", "quantize_linear")
 # Integers whose bound is a count: quantised numbers that may be one off, and what is made of them.
-_COUNTED = frozenset({"quantize_linear", "integer_matmul", "integer_convolve", "astype", "add",
-                      "subtract", "multiply", "maximum", "minimum", "max", "min"})
-_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+_COUNTED = frozenset({"quantize_linear", "integer_matmul", "integer_convolve", "max", "min"}) | {
+    name for name, row in _ROWS.items() if row.accuracy.counts}
+_COMPARISONS = frozenset(name for name, row in _ROWS.items()
+                         if row.arity == 2 and row.result == "bool")
 _MOVEMENT = {"reshape": None, "permute_dims": None, "broadcast_to": None, "concat": None,
              "slice": None, "place": None, "take_at": 1, "gather": 1}  # how many inputs are data
 
@@ -144,11 +133,12 @@ def _settled(value: np.ndarray, error: np.ndarray, dtype: DType, name: str) -> B
     if not dtype.is_float:
         counted = dtype.is_integer and (name in _COUNTED or name in _MOVEMENT)
         return Bounded(value, error if counted else np.where(error > 0, np.inf, 0.0))
-    ulps = 0.0 if name in _MOVEMENT else ULPS.get(name, FEW)
+    accuracy = _ROWS[name].accuracy if name in _ROWS else Accuracy(_ULPS.get(name, FEW))
+    ulps = 0.0 if name in _MOVEMENT else accuracy.ulps
     if ulps:
         size = np.where(np.isfinite(value), np.abs(value), 0.0)
         error = error + ulps * dtype.eps * size + smallest(dtype)
-    if name == "sigmoid":  # 1 / (1 + exp(-x)): the denominator overflows before the result is 0
+    if accuracy.vanishes_early:
         error = error + float(ml_dtypes.finfo(dtype.compute.np).smallest_normal)
     return Bounded(value, error)
 
@@ -208,10 +198,11 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
         return [np.where(chooser.error > 0, either, chosen)]
     if node.op.name == "astype" and not node.types[0].dtype.is_float:
         return [_to_integer(given[0], node.types[0].dtype)]
-    arrays = [b.value for b in given]
-    if node.op.name in _BACKWARD_STABLE:
+    accuracy = _ROWS[node.op.name].accuracy
+    if accuracy.backward_stable:
         slack = 4 * node.types[0].dtype.compute.eps * (1 + _finite(given[0].value))
         given = [Bounded(_wide(given[0].value), given[0].error + slack)]
+    period = np.inf if accuracy.period is None else accuracy.period(given)
     unknown = np.zeros(value.shape, bool)
     ways: list[tuple[np.ndarray, ...]] = []
     for b in given:
@@ -226,12 +217,14 @@ def _elementwise(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
             ways.append((b.value,))
         else:
             known = np.where(np.isfinite(b.error), b.error, 0.0)
-            unknown = unknown | ~np.isfinite(b.error) | (b.error > _period(node.op.name, arrays))
+            unknown = unknown | ~np.isfinite(b.error) | (b.error > period)
             ways.append((b.value + known, b.value - known))
     for corner in itertools.product(*ways) if any(len(w) > 1 for w in ways) else ():
         (other,) = _run(node, corner, dims)
         error = np.maximum(error, _deviation(other, value))
-    return [np.where(unknown | _undefined(node.op.name, given), np.inf, error)]
+    if accuracy.undefined is not None:
+        unknown = unknown | accuracy.undefined(given)
+    return [np.where(unknown, np.inf, error)]
 
 
 def _is_the_extremum(node: Node, unsure: np.ndarray) -> np.ndarray:
@@ -245,42 +238,6 @@ def _is_the_extremum(node: Node, unsure: np.ndarray) -> np.ndarray:
             source.inputs[0] is not x or not source.attrs["keepdims"]):
         return np.zeros(unsure.shape, bool)
     return unsure & (unsure.sum(axis=source.attrs["axis"], keepdims=True) == 1)
-
-
-def _undefined(name: str, given: Sequence[Bounded]) -> Any:
-    """Where a result hangs on what is not defined: the sign of a nan, a division by perhaps 0,
-    a pole that may have been hit, a product beyond float64."""
-    last = given[-1]
-    if name in _BACKWARD_STABLE:  # poles at 0, -1, -2, ...
-        value = _wide(last.value)
-        nearest = np.minimum(np.floor(value + last.error), 0.0)
-        return (last.error > 0) & (nearest >= value - last.error)
-    if name == "multiply":  # the yardstick overflows too, where a fused multiply-add does not
-        first, second = _wide(given[0].value), _wide(last.value)
-        return np.isfinite(first) & np.isfinite(second) & np.isinf(first * second)
-    if name == "tan":  # poles half-way between the multiples of pi
-        turns = _wide(last.value) / np.pi + 0.5
-        reach = SAFETY * last.error / np.pi
-        return np.floor(turns + reach) > np.floor(turns - reach)
-    if name == "power":  # of a negative number it is only defined for integers
-        base, (low, high) = given[0], (last.value - last.error, last.value + last.error)
-        return (last.error > 0) & (base.value < base.error) & (np.floor(high) >= low)
-    if name == "copysign":
-        return np.isnan(_wide(last.value))
-    if name in ("remainder", "fmod") and not last.exact:
-        # Each of the many multiples that are taken away is off by the divisor's error.
-        turns = np.abs(_wide(given[0].value) / _wide(last.value))
-        return ~(turns * last.error < 0.1 * np.abs(_wide(last.value)))
-    if name in ("divide", "floor_divide"):
-        return _may_vanish(last)
-    return False
-
-
-def _period(name: str, arrays: Sequence[np.ndarray]) -> Any:
-    """How far an argument may move before a function that swings tells nothing any more."""
-    if name in ("sin", "cos", "tan", *_BACKWARD_STABLE):
-        return 0.1
-    return 0.5 * np.abs(_wide(arrays[1])) if name in ("remainder", "fmod") else np.inf
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -456,11 +413,6 @@ def _reduced(node: Node, error: np.ndarray, dims: Mapping[Var, int]) -> np.ndarr
     return ~answer if node.op.name == "all" else answer
 
 
-def _may_vanish(x: Bounded) -> np.ndarray:
-    """Where a value that is not known exactly may be zero."""
-    return (x.error > 0) & ~(np.abs(_wide(x.value)) > x.error)
-
-
 def _contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarray],
                   dims: Mapping[Var, int]) -> list[np.ndarray]:
     x, y = inputs
@@ -480,7 +432,7 @@ def _contraction(node: Node, inputs: list[Bounded | None], values: list[np.ndarr
     if not y.exact:
         carried = carried + product(left, y.error)
     # An infinity times what may have vanished is nan, or an infinity.
-    for one, other in ((np.isinf(x.value), _may_vanish(y)), (_may_vanish(x), np.isinf(y.value))):
+    for one, other in ((np.isinf(x.value), may_vanish(y)), (may_vanish(x), np.isinf(y.value))):
         if one.any() and other.any():
             carried = np.where(product(one * 1.0, other * 1.0) > 0, np.inf, carried)
     if node.op.name == "convolve":

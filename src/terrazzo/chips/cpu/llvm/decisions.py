@@ -15,10 +15,10 @@ from typing import Any
 from terrazzo.base.scalar import Call, Const, Load, Scalar, loads
 from terrazzo.base.scalar import children as arguments
 from terrazzo.base.scalar import walk as scalars_of
+from terrazzo.base.scalar_table import OPS
 from terrazzo.loop.ir import Atomic, Buffer, If, Let, Stmt, Store, While, rewrite, walk
 
-_DECIDES = frozenset({"floor", "ceil", "trunc", "round", "floordiv", "mod", "fmod", "sign",
-                      "eq", "ne", "lt", "le", "gt", "ge"})
+_DECIDES = frozenset(name for name, row in OPS.items() if row.decides)
 
 
 def products_apart(body: Stmt) -> Stmt:

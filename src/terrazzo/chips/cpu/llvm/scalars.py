@@ -1,14 +1,13 @@
-"""LLVM code of the scalar operations, one entry a row of scalar.OPS, for any lanes and bundle."""
+"""LLVM code of the scalar operations, by the names of the table, for any lanes and bundle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from terrazzo.base.scalar import LIBM, REDUCTIONS
+from terrazzo.base.scalar_table import REDUCTIONS
 from terrazzo.chips.cpu.llvm import vmath
 from terrazzo.chips.cpu.llvm.builder import Builder, Val, vec
 from terrazzo.chips.cpu.llvm.convert import from_f32, to_f32
-from terrazzo.chips.cpu.llvm.vmath.double import libm
 from terrazzo.dtypes import DType, float32, int8, uint8
 from terrazzo.errors import UnsupportedDType
 
@@ -393,5 +392,4 @@ _FLOAT: dict[str, Callable[..., Val]] = {
     "isnan": lambda b, x: b.fcmp("uno", x, x),
     "isinf": lambda b, x: b.fcmp("oeq", b.fabs(x), b.const(x.ty, float("inf"))),
     "isfinite": lambda b, x: b.fcmp("olt", b.fabs(x), b.const(x.ty, float("inf"))),
-    **{name: libm(name) for name in LIBM},
 }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from terrazzo.base.scalar import format_scalar
+from terrazzo.base.scalar_text import format_scalar
 from terrazzo.chips.cpu.llvm.builder import Builder, Val, const, iota, vec
 from terrazzo.chips.cpu.llvm.convert import to_f32
 from terrazzo.chips.cpu.llvm.scalars import from_memory, memory_type, to_memory

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from terrazzo.base.scalar_table import Absent, by_operator
 from terrazzo.dtypes import DType, float64, promote
-from terrazzo.frontends.onnx.registry import Call, converts, converts_each
-from terrazzo.graph.ir import Value
+from terrazzo.frontends.onnx.registry import Call, converts, converts_each, has_converter
+from terrazzo.graph.ir import Value, operator_named
 from terrazzo.ops import activation as a
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.creation import full
@@ -21,24 +22,6 @@ from terrazzo.ops.reduce import in_type
 def _keeps_type(function: Callable[..., Value]) -> Callable[..., Value]:
     """A function whose result is cast to the type of its first input."""
     return lambda x, *others: in_type(function(x, *others), x.dtype)
-
-
-converts_each({name: _keeps_type(function) for name, function in {
-    "Abs": e.absolute, "Acos": e.acos, "Acosh": e.acosh, "Asin": e.asin, "Asinh": e.asinh,
-    "Atan": e.atan, "Atanh": e.atanh, "Ceil": e.ceil, "Cos": e.cos, "Cosh": e.cosh, "Erf": e.erf,
-    "Exp": e.exp, "Floor": e.floor, "Log": e.log, "Neg": e.negative, "Reciprocal": a.reciprocal,
-    "Round": e.round, "Sigmoid": e.sigmoid, "Sign": e.sign, "Sin": e.sin, "Sinh": e.sinh,
-    "Sqrt": e.sqrt, "Tan": e.tan, "Tanh": e.tanh,
-    "Add": e.add, "Sub": e.subtract, "Mul": e.multiply,
-}.items()})
-
-converts_each({
-    "Equal": e.equal, "Greater": e.greater, "GreaterOrEqual": e.greater_equal, "Less": e.less,
-    "LessOrEqual": e.less_equal, "IsNaN": e.isnan,
-    "And": e.bitwise_and, "Or": e.bitwise_or, "Xor": e.bitwise_xor, "Not": e.bitwise_invert,
-    "BitwiseAnd": e.bitwise_and, "BitwiseOr": e.bitwise_or, "BitwiseXor": e.bitwise_xor,
-    "BitwiseNot": e.bitwise_invert, "Where": e.where,
-})
 
 
 # ---------------------------------------------------------------- arithmetic with a twist
@@ -152,3 +135,19 @@ def bit_cast(call: Call) -> Value:
     if x.dtype.bits != dtype.bits:
         call.unsupported(f"reads {x.dtype.name} as {dtype.name}, which has another width")
     return x if x.dtype is dtype else e.bitcast(x, dtype=dtype)
+
+
+# ---------------------------------------------------------------- whatever has no twist
+def _as_in_the_table() -> dict[str, Callable[..., Value]]:
+    """Operators that are rows of the table of scalar operations, and not converted above."""
+    table: dict[str, Callable[..., Value]] = {}
+    for name, row in by_operator().items():
+        names = set() if isinstance(row.onnx, Absent) else {
+            row.onnx} if isinstance(row.onnx, str) else set(row.onnx.values())
+        function = operator_named(name)
+        kept = function if row.result in ("bool", "bits") or row.written else _keeps_type(function)
+        table |= {other: kept for other in names if not has_converter(other)}
+    return table
+
+
+converts_each(_as_in_the_table())

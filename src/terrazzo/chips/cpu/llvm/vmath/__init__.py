@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from terrazzo.base.scalar_table import INSTRUCTIONS, OPS
 from terrazzo.chips.cpu.llvm.builder import Builder, Val
 from terrazzo.chips.cpu.llvm.vmath import (
     double,
@@ -22,7 +24,7 @@ from terrazzo.chips.cpu.llvm.vmath import (
     wide,
 )
 
-__all__ = ["FUNCTIONS", "Function", "emit"]
+__all__ = ["FUNCTIONS", "OF_THE_LIBRARY", "Function", "emit", "routine"]
 
 Emitter = Callable[..., Val]
 
@@ -36,57 +38,31 @@ class Function:
     double: Emitter
 
 
-def _libm(name: str, arity: int, on_single: Emitter) -> Function:
-    return Function(arity, on_single, double.libm(name))
+_MODULES: dict[str, Any] = {
+    "single": single, "double": double, "wide": wide, "special": special,
+    "double_inverse": double_inverse, "double_power": double_power}
 
 
-def _rounding(name: str) -> Function:
-    emitter = double.rounding(name)
-    return Function(1, emitter, emitter)
+def routine(name: str) -> Emitter:
+    """What a name of the column `cpu` stands for."""
+    module, function = name.split(".")
+    if module == "libm":
+        return double.libm(function)
+    return double.intrinsic(function) if module == "llvm" else getattr(_MODULES[module], function)
 
 
-FUNCTIONS: dict[str, Function] = {
-    "exp": Function(1, single.exp, double.exp),
-    "exp2": Function(1, single.exp2, double.exp2),
-    "expm1": Function(1, wide.expm1, double.expm1),
-    "log": Function(1, single.log, double.log),
-    "log2": Function(1, wide.log2, double.log2),
-    "log10": Function(1, wide.log10, double.log10),
-    "log1p": Function(1, wide.log1p, double.log1p),
-    "sin": Function(1, single.sin, double.sin),
-    "cos": Function(1, single.cos, double.cos),
-    "tan": Function(1, wide.tan, double.tan),
-    "asin": Function(1, single.asin, double_inverse.asin),
-    "acos": Function(1, single.acos, double_inverse.acos),
-    "atan": Function(1, single.atan, double_inverse.atan),
-    "atan2": Function(2, single.atan2, double_inverse.atan2),
-    "sinh": Function(1, wide.sinh, double_power.sinh),
-    "cosh": Function(1, wide.cosh, double_power.cosh),
-    "tanh": Function(1, single.tanh, double.tanh),
-    "asinh": Function(1, wide.asinh, double_inverse.asinh),
-    "acosh": Function(1, wide.acosh, double_inverse.acosh),
-    "atanh": Function(1, wide.atanh, double_inverse.atanh),
-    "erf": Function(1, single.erf, double.erf),
-    "erfc": _libm("erfc", 1, wide.erfc),
-    "erfinv": Function(1, special.erfinv, special.erfinv_double),
-    "sigmoid": Function(1, single.sigmoid, double.sigmoid),
-    "pow": Function(2, wide.pow, double_power.pow),
-    "sqrt": Function(1, Builder.sqrt, Builder.sqrt),
-    "rsqrt": Function(1, double.rsqrt, double.rsqrt),
-    "cbrt": _libm("cbrt", 1, wide.cbrt),
-    "hypot": Function(2, wide.hypot, double_inverse.hypot),
-    "lgamma": _libm("lgamma", 1, special.lgamma),
-    "digamma": Function(1, special.digamma, special.digamma_double),
-    "floor": _rounding("floor"),
-    "ceil": _rounding("ceil"),
-    "trunc": _rounding("trunc"),
-    "round": _rounding("roundeven"),
-}
+def _on_floats(of_the_library: bool) -> dict[str, Function]:
+    return {row.name: Function(row.arity, *map(routine, row.cpu)) for row in OPS.values()
+            if row.cpu[0] != INSTRUCTIONS and row.cpu[0].startswith("libm.") == of_the_library}
+
+
+FUNCTIONS = _on_floats(of_the_library=False)
+OF_THE_LIBRARY = _on_floats(of_the_library=True)  # whose accuracy is that of the C library
 
 
 def emit(b: Builder, name: str, args: Sequence[Val]) -> Val:
     """Writes the call of a function on vectors (or scalars) of f32 or f64."""
-    function = FUNCTIONS[name]
+    function = FUNCTIONS.get(name) or OF_THE_LIBRARY[name]
     if len(args) != function.arity:
         raise TypeError(f"{name} takes {function.arity} operands, got {len(args)}")
     elem = args[0].elem

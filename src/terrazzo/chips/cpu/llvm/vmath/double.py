@@ -127,11 +127,11 @@ def libm(name: str) -> Callable[..., Val]:
     return emitter
 
 
-def rounding(name: str) -> Callable[[Builder, Val], Val]:
-    """The emitter of a rounding instruction, for f32 and f64 alike."""
+def intrinsic(name: str) -> Callable[..., Val]:
+    """The emitter of an instruction that LLVM has a name for, for f32 and f64 alike."""
 
-    def emitter(b: Builder, x: Val) -> Val:
-        return b.intrinsic(f"llvm.{name}", [x], x.ty)
+    def emitter(b: Builder, *args: Val) -> Val:
+        return b.intrinsic(f"llvm.{name}", args, args[0].ty)
 
     return emitter
 
