@@ -73,18 +73,18 @@ def grad(function: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: 
 def value_and_grad(function: Callable[P, Any], argnums: int | Sequence[int] = 0,
                    has_aux: bool = False) -> Callable[P, tuple[Any, Any]]: ...
 def vmap(function: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P, R]: ...
-def bench(function: Callable[..., Any], *args: Any, rounds: int | None = None, torch: bool = True, **attrs: Any) -> BenchReport:
-    """Time a function or operator on some arguments beside numpy and torch, and the roofline."""
 def compile(model: Any) -> Executable:
     """An ONNX model (a path, bytes or a ModelProto) as one executable, which can be saved."""
 def load(path: str | os.PathLike[str]) -> Executable:
     """An executable from the file that `Executable.save` wrote."""
-def verify(function: Callable[..., Any], *args: Any, levels: Sequence[str] | None = None, dtypes: Sequence[Any] | None = None, kinds: Sequence[str] | None = None, seed: int = 0, **attrs: Any) -> Report:
-    """Check every level of a function or operator against the one above, and its gradient."""
 def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """The value of a function and how it changes when its arguments change along `tangents`."""
 def vjp(function: Function, argnums: int | Sequence[int] = 0) -> Function:
     """The function that takes one more argument, the weights of the results, and pulls them back."""
+def bench(function: Callable[..., Any], *args: Any, rounds: int | None = None, torch: bool = True, **attrs: Any) -> BenchReport:
+    """Time a function or operator on some arguments beside numpy and torch, and the roofline."""
+def verify(function: Callable[..., Any], *args: Any, levels: Sequence[str] | None = None, dtypes: Sequence[Any] | None = None, kinds: Sequence[str] | None = None, seed: int = 0, **attrs: Any) -> Report:
+    """Check every level of a function or operator against the one above, and its gradient."""
 def einsum(equation: str, *operands: Any) -> Any:
     """sums of products named by letters, one an axis; those missing on the right are summed over"""
 def fori_loop(lower: Any, upper: Any, body_fn: Callable[[Any, State], State], init: State) -> State:
