@@ -157,7 +157,7 @@ def time_compilation(found: dict[str, Any]) -> None:
 
 def count_launches(found: dict[str, Any]) -> None:
     """Count the launches of kernels in this process."""
-    from terrazzo.triton_cpu.launch import Launcher
+    from terrazzo.triton_cpu.launch.launcher import Launcher
 
     launch = Launcher.__call__
 

@@ -388,10 +388,10 @@ def triton_language() -> str:
 
 def triton_operations() -> str:
     """The operations of TTIR that have a handler, by dialects, and the functions of libdevice."""
-    from terrazzo import triton_cpu as room
-    from terrazzo.triton_cpu.elementwise import RULES
-    from terrazzo.triton_cpu.externals import FUNCTIONS
-    from terrazzo.triton_cpu.ptx.run import INSTRUCTIONS
+    from terrazzo.triton_cpu import frontend as room
+    from terrazzo.triton_cpu.frontend.elementwise import RULES
+    from terrazzo.triton_cpu.frontend.externals import FUNCTIONS
+    from terrazzo.triton_cpu.frontend.ptx.run import INSTRUCTIONS
 
     families = [importlib.import_module(f"{room.__name__}.{module.name}")
                 for module in pkgutil.iter_modules(room.__path__)

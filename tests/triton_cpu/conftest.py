@@ -37,7 +37,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Counts launches, so that a test can tell kernels of ours from torch's own operators."""
     from inductor_cases import Launches
 
-    from terrazzo.triton_cpu.launch import Launcher
+    from terrazzo.triton_cpu.launch.launcher import Launcher
 
     counted = Launches()
     run = Launcher.__call__

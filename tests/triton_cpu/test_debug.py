@@ -82,7 +82,7 @@ def test_pointers_and_two_dimensions(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_full_area_says_how_much_was_lost(capsys: pytest.CaptureFixture[str],
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    from terrazzo.triton_cpu import reports
+    from terrazzo.triton_cpu.frontend import reports
 
     monkeypatch.setattr(reports, "MOST_PRINTED", 5)
     prints_pointers[(1,)](torch.zeros(32, dtype=torch.float16), N=16)

@@ -77,7 +77,7 @@ print(text)
 
 def test_without_the_sanitizer_programs_are_named(tmp_path: Path) -> None:
     done = run("""
-from terrazzo.triton_cpu import launch
+from terrazzo.triton_cpu.launch import launcher as launch
 launch.SHORT = 0.0
 print(fails(lambda: gather[(64,)](x, bad, out, 64)))
 print(fails(lambda: far_away[(1,)](out, 1 << 40, 64)))
@@ -94,7 +94,7 @@ print(fails(lambda: far_away[(1,)](out, 1 << 40, 64)))
 
 def test_faults_of_threads_at_once(tmp_path: Path) -> None:
     done = run("""
-from terrazzo.triton_cpu import launch
+from terrazzo.triton_cpu.launch import launcher as launch
 launch.SHORT = 0.0
 found = []
 gather[(64,)](x, at, out, 64); far_away[(1,)](out, 0, 64)

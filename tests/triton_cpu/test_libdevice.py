@@ -601,7 +601,7 @@ def test_wrong_types_and_unknown_names_are_explained() -> None:
 def test_symbols_of_other_libraries() -> None:
     from terrazzo.base.scalar import Const
     from terrazzo.dtypes import float32, float64, int32, int64
-    from terrazzo.triton_cpu.externals import _of_others
+    from terrazzo.triton_cpu.frontend.externals import _of_others
 
     cases = {
         ("__nv_expf", float32): "exp", ("__nv_exp", float64): "exp", ("__nv_popcll", int64): "popc",

@@ -9,7 +9,7 @@ import pytest
 
 from terrazzo.errors import ArgumentError, KernelFault, UnsupportedDType, UnsupportedOperator
 from terrazzo.knobs import knobs
-from terrazzo.triton_cpu.values import dtype_of
+from terrazzo.triton_cpu.frontend.values import dtype_of
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.torch]
 @pytest.fixture(autouse=True)
 def sanitizing(cpu_backend: None) -> Iterator[None]:
     """The sanitizer is on; torch is as it was afterwards."""
-    from terrazzo.triton_cpu import shadows
+    from terrazzo.triton_cpu.launch import shadows
 
     with pytest.MonkeyPatch.context() as patch, knobs.override(sanitize=True):
         for name in shadows._MAKERS:

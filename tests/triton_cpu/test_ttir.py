@@ -7,7 +7,14 @@ import math
 import pytest
 
 from terrazzo.errors import CodegenError
-from terrazzo.triton_cpu.ttir import Type, parse, parse_attribute, parse_type, split_top, walk
+from terrazzo.triton_cpu.frontend.ttir import (
+    Type,
+    parse,
+    parse_attribute,
+    parse_type,
+    split_top,
+    walk,
+)
 
 TEXT = '''
 #loc = loc("kernel.py":9:1)

@@ -19,16 +19,18 @@ from triton.backends import compiler as triton_compiler
 
 from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.llvm import jit
+from terrazzo.chips.cpu.schedule import streaming_sizes
 from terrazzo.errors import CodegenError
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import make_key, source_stamp
-from terrazzo.triton_cpu.conversions import convert_custom_types
 from terrazzo.triton_cpu.deep import with_room
-from terrazzo.triton_cpu.elementwise import ALONE
-from terrazzo.triton_cpu.launch import kernel_text
-from terrazzo.triton_cpu.lower import Lowered, lower
-from terrazzo.triton_cpu.ttir import parse, walk
-from terrazzo.triton_cpu.waiting import has_waiting
+from terrazzo.triton_cpu.frontend.conversions import convert_custom_types
+from terrazzo.triton_cpu.frontend.elementwise import ALONE
+from terrazzo.triton_cpu.frontend.lower import Lowered, lower
+from terrazzo.triton_cpu.frontend.state import Target
+from terrazzo.triton_cpu.frontend.ttir import parse, walk
+from terrazzo.triton_cpu.frontend.waiting import has_waiting
+from terrazzo.triton_cpu.launch.launcher import kernel_text
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def _loops(ttir: str, fusion: bool) -> LoopText:
             for op in walk(function.regions[0]):
                 if op.name == "arith.mulf":
                     op.attrs[ALONE] = True
-    lowered = lower(parsed, knobs.sanitize)
+    lowered = lower(parsed, Target(host(), streaming_sizes(host())), knobs.sanitize)
     text = LoopText(lowered.function)
     text.lowered, text.waits = lowered, has_waiting(parsed)
     return text

@@ -16,9 +16,9 @@ from triton.backends import driver as triton_driver
 
 from terrazzo.chips.cpu.description import host, usable_cores
 from terrazzo.knobs import knobs
-from terrazzo.triton_cpu import shadows
-from terrazzo.triton_cpu.launch import LoadedKernel
-from terrazzo.triton_cpu.reporting import make_launcher
+from terrazzo.triton_cpu.launch import shadows
+from terrazzo.triton_cpu.launch.launcher import LoadedKernel
+from terrazzo.triton_cpu.launch.reporting import make_launcher
 
 
 class _Event:

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language import core
 
 from terrazzo.errors import UnsupportedOperator
-from terrazzo.triton_cpu.externals import FUNCTIONS, symbol_of
+from terrazzo.triton_cpu.frontend.externals import FUNCTIONS, symbol_of
 
 _TYPES: dict[str, core.dtype] = {
     "h": tl.float16, "t": tl.bfloat16, "s": tl.float32, "d": tl.float64, "i": tl.int32,
