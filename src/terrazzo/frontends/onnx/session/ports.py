@@ -10,6 +10,7 @@ import numpy as np
 
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ModelError, TerrazzoError
+from terrazzo.frontends.onnx.model import Model
 from terrazzo.frontends.onnx.types import STRING, dtype_of
 
 
@@ -28,6 +29,27 @@ class Port:
         sizes = "any rank" if self.shape is None else ", ".join(
             "?" if n is None else str(n) for n in self.shape)
         return f"{self.name}: {self.dtype.name}[{sizes}]"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """All that goes into a model and comes out of it."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    overridable: tuple[Port, ...]  # weights that a caller may replace
+    names: tuple[str, ...]  # of the inputs
+    tensors: tuple[str, ...]  # of the inputs that are tensors: `names` itself where all are
+
+
+def ports_of(model: Model) -> Ports:
+    """What a model declares."""
+    inputs = tuple(map(port_of, model.input_infos))
+    names = tuple(p.name for p in inputs)
+    tensors = tuple(p.name for p in inputs if p.kind in ("tensor", "string"))
+    return Ports(inputs, tuple(map(port_of, model.graph.output)),
+                 tuple(map(port_of, model.overridable_infos)), names,
+                 names if tensors == names else tensors)
 
 
 def port_of(info: Any) -> Port:

@@ -23,7 +23,7 @@ from terrazzo.frontends.onnx.importer import Imported, import_nodes
 from terrazzo.frontends.onnx.model import Model, load_model
 from terrazzo.frontends.onnx.session.block import Block, Setting, Visit, log
 from terrazzo.frontends.onnx.session.compiled import CompiledModel, notes_of
-from terrazzo.frontends.onnx.session.ports import checked, known_outputs, port_of
+from terrazzo.frontends.onnx.session.ports import Port, checked, known_outputs, ports_of
 from terrazzo.frontends.onnx.session.route import way_of
 from terrazzo.frontends.onnx.sizes import declared_types
 from terrazzo.graph.ir import Graph, TensorType
@@ -53,23 +53,33 @@ class Session:
         self.sizes = dict(sizes or {})
         self.profiles: list[Profile] | None = [] if profile else None
         graph = self.model.graph
-        self.inputs = tuple(map(port_of, self.model.input_infos))
-        self.overridable = tuple(map(port_of, self.model.overridable_infos))
-        self.outputs = tuple(map(port_of, graph.output))
+        self.ports = ports_of(self.model)
         self.setting = Setting(self.model.opsets, self._compile, reference, self.model.where,
                                self._caller)
         self.compilations = 0  # parts that were compiled, or taken from the cache one by one
         self.block = Block(list(graph.node), self.model.weights, [o.name for o in graph.output],
                            self.setting, graph.name or "model", self.types)
         self.whole: CompiledModel | None = None
-        self._names = tuple(p.name for p in self.inputs)
-        self._tensors = tuple(p.name for p in self.inputs if p.kind in ("tensor", "string"))
-        self._all_tensors = self._tensors == self._names
         self._entries: dict[Any, Callable[[Sequence[Any]], list[Any]]] = {}
         if compile_now:
             executable = self._compile_whole()
             if executable is not None:
                 self.whole = CompiledModel(executable, threads=threads, profiles=self.profiles)
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """What `run` takes."""
+        return self.ports.inputs
+
+    @property
+    def overridable(self) -> tuple[Port, ...]:
+        """Weights that `run` takes as well, in place of the model's own."""
+        return self.ports.overridable
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """What `run` answers."""
+        return self.ports.outputs
 
     def _compile(self, graph: Graph, key: str = "", notes: Mapping[str, Any] | None = None) -> Any:
         self.compilations += 1
@@ -152,28 +162,30 @@ class Session:
         `into` holds memory to write outputs to, by name.
         """
         # Inputs like those of an earlier run need no second look.
-        args = [feeds.get(n) for n in self._names]
+        ports = self.ports
+        inputs = ports.names
+        args = [feeds.get(n) for n in inputs]
         key: Any = None if into is not None or len(feeds) != len(args) else fastcall.key_of(
-            args if self._all_tensors else [feeds.get(n) for n in self._tensors])
+            args if ports.tensors is inputs else [feeds.get(n) for n in ports.tensors])
         if outputs is not None and key is not None:
             key = (key, *outputs)
         entry = self._entries.get(key)
         if entry is not None:
             return entry(args)
-        names = known_outputs(outputs, self.outputs)
-        values = checked(feeds, self.inputs, self.overridable)
+        names = known_outputs(outputs, ports.outputs)
+        values = checked(feeds, ports.inputs, ports.overridable)
         whole = self.whole
         if whole is not None and whole.fits(values) and not any(
-                p.name in values for p in self.overridable):
+                p.name in values for p in ports.overridable):
             results = whole.run_checked(values, names, into)
             if key is not None:
-                self._remember(key, whole.entry(values, names, self._names))
+                self._remember(key, whole.entry(values, names, inputs))
             return results
         trail: list[Visit] = []
         found = self.block.run(values, names, own=True, trail=trail)
         if key is not None and self.profiles is None and all(
-                values[n] is a for n, a in zip(self._names, args, strict=True)):
-            self._remember(key, way_of(self.block, self._names, names, trail))
+                values[n] is a for n, a in zip(inputs, args, strict=True)):
+            self._remember(key, way_of(self.block, inputs, names, trail))
         for i, name in enumerate(names):
             if into and name in into:
                 into[name][...] = found[i]
