@@ -40,7 +40,7 @@ from terrazzo.graph.ir import OPERATORS, TensorType  # noqa: E402
 from terrazzo.graph.trace import trace  # noqa: E402
 from terrazzo.session import Session  # noqa: E402
 from terrazzo.tools.fuzz.fuzzing import outcome  # noqa: E402
-from terrazzo.tools.fuzz.programs import operators, random_program  # noqa: E402
+from terrazzo.tools.fuzz.generate import operators, random_program  # noqa: E402
 from terrazzo.torch.eager import run_in_torch  # noqa: E402
 
 MEANING = {"cube": lambda x: x**3, "slope": lambda x: x / (abs(x) + 1), "tenfold": lambda x: 10**x}

@@ -15,16 +15,9 @@ from terrazzo.chips.cpu.llvm import scalars
 from terrazzo.graph.ir import OPERATORS
 from terrazzo.tools import samples
 from terrazzo.tools.fuzz import fuzzing as fuzz
-from terrazzo.tools.fuzz.programs import (
-    RECIPES,
-    Input,
-    Program,
-    Ref,
-    Step,
-    operators,
-    pruned,
-    random_program,
-)
+from terrazzo.tools.fuzz.generate import operators, random_program
+from terrazzo.tools.fuzz.programs import Input, Program, Ref, Step, pruned
+from terrazzo.tools.fuzz.recipes import RECIPES
 
 SECONDS = 10.0
 SEED = 11

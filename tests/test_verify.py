@@ -29,6 +29,8 @@ from terrazzo.loop.ir import For, Function
 from terrazzo.loop.ir import rewrite as rewrite_loops
 from terrazzo.tools import samples
 from terrazzo.tools.verify import error_bounds, verifier
+from terrazzo.tools.verify.bounded import Bounded
+from terrazzo.tools.verify.comparison import compare
 from terrazzo.tools.verify.report import Row
 
 quantized = importlib.import_module("terrazzo.graph.passes.quantized")
@@ -526,7 +528,7 @@ def test_a_rule_among_many_is_found() -> None:
 
 
 # ---------------------------------------------------------------- bounds
-def bounds_of(function: Any, *arrays: np.ndarray) -> error_bounds.Bounded:
+def bounds_of(function: Any, *arrays: np.ndarray) -> Bounded:
     types = [TensorType(a.shape, as_dtype(a.dtype)) for a in arrays]
     graph = verifier.Subject(trace(function, types, name="bounds")[0]).primitive
     return error_bounds.run(graph, arrays)[graph.outputs[0]]
@@ -564,8 +566,8 @@ def test_a_decision_on_an_inexact_value_is_left_open() -> None:
 def test_overflow_is_expected_of_results_and_left_open_inside() -> None:
     x = np.array([3e38, 1.0], np.float32)
     product = bounds_of(lambda x: x * 10, x)
-    assert error_bounds.compare(np.float32([np.inf, 10]), product, float32).index is None
-    assert error_bounds.compare(np.float32([3e38, 10]), product, float32).index == (0,)
+    assert compare(np.float32([np.inf, 10]), product, float32).index is None
+    assert compare(np.float32([3e38, 10]), product, float32).index == (0,)
     # -inf + 3e39 is nan where the product is rounded, and -inf where it is fused with the sum.
     assert np.isinf(bounds_of(lambda x: x * 10 - np.float32(np.inf), x).error[0])
 
@@ -600,15 +602,15 @@ def test_many_multiples_of_an_inexact_divisor_leave_nothing_known() -> None:
 
 @pytest.mark.parametrize("dtype", [float64, float32, float16, bfloat16])
 def test_comparison_knows_the_type(dtype: Any) -> None:
-    exact = error_bounds.Bounded(np.array([1.0, np.nan, np.inf]), np.zeros(3))
+    exact = Bounded(np.array([1.0, np.nan, np.inf]), np.zeros(3))
     good = np.array([1.0, np.nan, np.inf]).astype(dtype.np)
-    assert error_bounds.compare(good, exact, dtype).index is None
+    assert compare(good, exact, dtype).index is None
     for at, wrong in ((0, 1 + 4 * dtype.eps), (1, 0.0), (2, -np.inf)):
         bad = good.copy()
         bad[at] = wrong
-        difference = error_bounds.compare(bad, exact, dtype)
+        difference = compare(bad, exact, dtype)
         assert difference.index == (at,)
-    assert error_bounds.compare(np.array([5]), error_bounds.Bounded(
+    assert compare(np.array([5]), Bounded(
         np.array([4]), np.zeros(1)), int32).index == (0,)
 
 

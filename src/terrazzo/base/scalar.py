@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from terrazzo.base.arithmetic import Arithmetic
 from terrazzo.base.contraction import Contraction
 from terrazzo.base.scalar_table import OPS, REDUCTIONS
 from terrazzo.dtypes import DType, as_dtype, bool_, float32, int64, promote
@@ -31,55 +32,13 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Scalar:
+class Scalar(Arithmetic["Scalar"]):
     """One value of one element; see the subclasses."""
 
     dtype: DType
 
-    def __add__(self, other: Any) -> Scalar:
-        return call("add", self, other)
-
-    def __radd__(self, other: Any) -> Scalar:
-        return call("add", other, self)
-
-    def __sub__(self, other: Any) -> Scalar:
-        return call("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Scalar:
-        return call("sub", other, self)
-
-    def __mul__(self, other: Any) -> Scalar:
-        return call("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Scalar:
-        return call("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Scalar:
-        return call("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Scalar:
-        return call("div", other, self)
-
-    def __neg__(self) -> Scalar:
-        return call("neg", self)
-
-    def __lt__(self, other: Any) -> Scalar:
-        return call("lt", self, other)
-
-    def __le__(self, other: Any) -> Scalar:
-        return call("le", self, other)
-
-    def __gt__(self, other: Any) -> Scalar:
-        return call("gt", self, other)
-
-    def __ge__(self, other: Any) -> Scalar:
-        return call("ge", self, other)
-
-    def __and__(self, other: Any) -> Scalar:
-        return call("and", self, other)
-
-    def __or__(self, other: Any) -> Scalar:
-        return call("or", self, other)
+    def apply(self, op: str, *args: Any) -> Scalar:
+        return call(op, *args)
 
     def __str__(self) -> str:
         from terrazzo.base.scalar_text import format_scalar

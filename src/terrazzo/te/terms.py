@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.arithmetic import Arithmetic
 from terrazzo.base.scalar import Axis, Scalar, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import const as scalar_const
@@ -25,14 +26,14 @@ from terrazzo.dtypes import DType, as_dtype, bool_
 from terrazzo.errors import ArgumentError, DTypeError, TracedControlFlow
 from terrazzo.index import Index, IndexExpr, Var
 
-_INDEX_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul,
+_INDEX_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "floordiv": operator.floordiv, "mod": operator.mod,
 }
 _OF_NUMPY = {row.ufunc: name for name, row in OPS.items() if isinstance(row.ufunc, str)}
 
 
-class Term:
+class Term(Arithmetic["Term"]):
     """A part of a formula: an index, or a value that is computed for each element."""
 
     __slots__ = ("value",)
@@ -49,68 +50,11 @@ class Term:
                                 hint="use a function of te")
         return apply(name, *args)
 
-    def __add__(self, other: Any) -> Term:
-        return apply("add", self, other)
-
-    def __radd__(self, other: Any) -> Term:
-        return apply("add", other, self)
-
-    def __sub__(self, other: Any) -> Term:
-        return apply("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Term:
-        return apply("sub", other, self)
-
-    def __mul__(self, other: Any) -> Term:
-        return apply("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Term:
-        return apply("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Term:
-        return apply("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Term:
-        return apply("div", other, self)
-
-    def __floordiv__(self, other: Any) -> Term:
-        return apply("floordiv", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Term:
-        return apply("floordiv", other, self)
-
-    def __mod__(self, other: Any) -> Term:
-        return apply("mod", self, other)
-
-    def __rmod__(self, other: Any) -> Term:
-        return apply("mod", other, self)
-
-    def __pow__(self, other: Any) -> Term:
-        return apply("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Term:
-        return apply("pow", other, self)
-
-    def __neg__(self) -> Term:
-        return Term(-self.value)
+    def apply(self, op: str, *args: Any) -> Term:
+        return apply(op, *args)
 
     def __pos__(self) -> Term:
         return self
-
-    def __abs__(self) -> Term:
-        return apply("abs", self)
-
-    def __lt__(self, other: Any) -> Term:
-        return apply("lt", self, other)
-
-    def __le__(self, other: Any) -> Term:
-        return apply("le", self, other)
-
-    def __gt__(self, other: Any) -> Term:
-        return apply("gt", self, other)
-
-    def __ge__(self, other: Any) -> Term:
-        return apply("ge", self, other)
 
     def __eq__(self, other: object) -> Term:  # type: ignore[override]
         return apply("eq", self, other)
@@ -119,27 +63,6 @@ class Term:
         return apply("ne", self, other)
 
     __hash__ = object.__hash__
-
-    def __and__(self, other: Any) -> Term:
-        return apply("and", self, _not_decided(other))
-
-    def __rand__(self, other: Any) -> Term:
-        return apply("and", _not_decided(other), self)
-
-    def __or__(self, other: Any) -> Term:
-        return apply("or", self, _not_decided(other))
-
-    def __ror__(self, other: Any) -> Term:
-        return apply("or", _not_decided(other), self)
-
-    def __xor__(self, other: Any) -> Term:
-        return apply("xor", self, _not_decided(other))
-
-    def __rxor__(self, other: Any) -> Term:
-        return apply("xor", _not_decided(other), self)
-
-    def __invert__(self) -> Term:
-        return apply("not", self)
 
     def __bool__(self) -> bool:
         raise TracedControlFlow(
@@ -220,7 +143,7 @@ def scalar(value: Any, like: DType | None = None) -> Scalar:
 
 def apply(op: str, *args: Any) -> Term:
     """An operation of `scalar.OPS` on terms and numbers."""
-    values = [plain(a) for a in args]
+    values = [plain(_not_decided(a) if op in ("and", "or", "xor") else a) for a in args]
     arithmetic = _INDEX_ARITHMETIC.get(op)
     if arithmetic is not None and _all_indices(values):
         return Term(arithmetic(*values))

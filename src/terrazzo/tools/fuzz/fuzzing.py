@@ -25,14 +25,8 @@ from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
 from terrazzo.graph import autodiff
 from terrazzo.graph import evaluate as graph_evaluate
-from terrazzo.tools.fuzz.programs import (
-    LITERAL_ELEMENTS,
-    Input,
-    Program,
-    Ref,
-    pruned,
-    random_program,
-)
+from terrazzo.tools.fuzz.generate import random_program
+from terrazzo.tools.fuzz.programs import LITERAL_ELEMENTS, Input, Program, Ref, pruned
 from terrazzo.tools.verify.gradient import NoGradient, check_gradient
 from terrazzo.tools.verify.verifier import Subject, Wrong
 

@@ -15,11 +15,12 @@ from terrazzo.compiler.rewriting import rewriting
 from terrazzo.graph.ir import Graph, Value
 from terrazzo.graph.rewrite import Pass
 from terrazzo.tools.verify import error_bounds
-from terrazzo.tools.verify.error_bounds import Bounded, Difference
+from terrazzo.tools.verify.bounded import Bounded
+from terrazzo.tools.verify.comparison import Difference, compare
 
 
 def apart(graph: Graph, arrays: Sequence[np.ndarray], outputs: Sequence[Bounded]
-          ) -> Difference | None:
+         ) -> Difference | None:
     """Where a rewritten graph computes something else than the graph it came from."""
     memory = error_bounds.run(graph, arrays)
     with np.errstate(all="ignore"):
@@ -27,18 +28,18 @@ def apart(graph: Graph, arrays: Sequence[np.ndarray], outputs: Sequence[Bounded]
 
 
 def _first_apart(graph: Graph, memory: Mapping[Value, Bounded], outputs: Sequence[Bounded]
-                 ) -> Difference | None:
+                ) -> Difference | None:
     for value, before in zip(graph.outputs, outputs, strict=True):
         after = memory[value]
         both = Bounded(before.value, before.error + after.error)
-        difference = error_bounds.compare(after.value.astype(value.dtype.np), both, value.dtype)
+        difference = compare(after.value.astype(value.dtype.np), both, value.dtype)
         if difference.index is not None:
             return difference
     return None
 
 
 def culprit(graph: Graph, arrays: Sequence[np.ndarray], outputs: Sequence[Bounded]
-            ) -> tuple[str, str]:
+           ) -> tuple[str, str]:
     """The rewrite that changes the value of a graph, and the line of the user's that it changed."""
     for step in rewriting(graph):
         if apart(step.after, arrays, outputs) is not None:
@@ -47,7 +48,7 @@ def culprit(graph: Graph, arrays: Sequence[np.ndarray], outputs: Sequence[Bounde
 
 
 def _within(step: Pass, arrays: Sequence[np.ndarray], outputs: Sequence[Bounded]
-            ) -> tuple[str, str]:
+           ) -> tuple[str, str]:
     if not step.applied or step.partly is None:
         node = f" on {step.applied[0].node}" if len(step.applied) == 1 else ""
         return f"{step.name}{node}", step.applied[0].where if node else ""

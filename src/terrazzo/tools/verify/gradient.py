@@ -28,7 +28,7 @@ from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.ir import Graph, Node, Value, trace_scope
 from terrazzo.graph.passes import inline_composites
 from terrazzo.tools.verify import error_bounds
-from terrazzo.tools.verify.error_bounds import Difference
+from terrazzo.tools.verify.comparison import Difference
 from terrazzo.tools.verify.levels import cut
 
 _STAIRS = ("floor", "ceil", "trunc", "round", "remainder", "fmod", "floor_divide")

@@ -41,7 +41,8 @@ from terrazzo.runtime.layout import address_of, strides_of
 from terrazzo.runtime.targets import Way, addresses_of
 from terrazzo.tools.verify import error_bounds
 from terrazzo.tools.verify.blame import apart, culprit
-from terrazzo.tools.verify.error_bounds import Bounded, Difference
+from terrazzo.tools.verify.bounded import Bounded, exactly
+from terrazzo.tools.verify.comparison import Difference, compare
 from terrazzo.tools.verify.kernels import GARBAGE, fenced, interpreted, statements
 from terrazzo.tools.verify.stages import stage_of_code, stage_of_loops
 
@@ -127,14 +128,14 @@ class Subject:
         for node, inputs, results, dims in _walk(self.source, arrays):
             alone = Graph(node.op.name, *_standing_in(node))
             bounded = error_bounds.follow(
-                alone, [error_bounds.exactly(a) for a in inputs if a is not None], dims)
+                alone, [exactly(a) for a in inputs if a is not None], dims)
             for value, own, result in zip(node.outputs, alone.outputs, results, strict=True):
                 wanted = graph_evaluate.concrete(value.shape, dims)
                 if result.shape != wanted or as_dtype(result.dtype) is not value.dtype:
                     raise Wrong("graph", describe(node), Difference(), node.where, reason=(
                         f"it is {as_dtype(result.dtype).short}{list(result.shape)}, and "
                         f"inference says {value.dtype.short}{list(wanted)}"))
-                difference = error_bounds.compare(result, bounded[own], value.dtype)
+                difference = compare(result, bounded[own], value.dtype)
                 if node.inputs:  # literals are what they are
                     notes.compared("graph", difference)
                 if difference.index is not None:
@@ -168,7 +169,7 @@ class Subject:
                 with _blaming(level, what):
                     results = run()
                 for value, bounded, got in zip(group.outputs, expected, results, strict=True):
-                    difference = error_bounds.compare(
+                    difference = compare(
                         got.reshape(bounded.value.shape), bounded, value.dtype)
                     notes.compared(level, difference)
                     if difference.index is not None:
@@ -181,7 +182,7 @@ class Subject:
         group, chip = self.lowering.fused.groups[i], self.options.chip
 
         def is_right(results: Sequence[np.ndarray]) -> bool:
-            return all(error_bounds.compare(
+            return all(compare(
                 got.reshape(bounded.value.shape), bounded, value.dtype).index is None
                 for value, bounded, got in zip(group.outputs, expected, results, strict=True))
 
@@ -262,7 +263,7 @@ class Subject:
                 ways["direct call"] = [fastcall.entry(self.executable, 0, dense)(dense)]
         for way, results in ways.items() if "code" in levels else ():
             for value, bounded, got in zip(self.source.outputs, outputs, results, strict=True):
-                difference = error_bounds.compare(got, bounded, value.dtype)
+                difference = compare(got, bounded, value.dtype)
                 notes.compared("code", difference)
                 if difference.index is not None:
                     self._check_rewrites(dense, outputs)  # they are to blame, if they are wrong
@@ -401,7 +402,7 @@ def _group_bounds(group: Group, graph: Graph, memory: Mapping[Value, np.ndarray]
     # A program does not list inputs that no element of it reads, such as those of empty tensors.
     leaves = list(dict.fromkeys((*group.inputs, *graph.inputs)))
     part = cut(group.outputs, leaves)
-    found = error_bounds.follow(part, [error_bounds.exactly(memory[v]) for v in leaves], dims)
+    found = error_bounds.follow(part, [exactly(memory[v]) for v in leaves], dims)
     return [found[v] for v in part.outputs]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from terrazzo.base.tables import ShownAsTable, Table
-from terrazzo.tools.verify.error_bounds import Difference
+from terrazzo.tools.verify.comparison import Difference
 from terrazzo.tools.verify.levels import LEVELS, Notes
 
 
