@@ -14,7 +14,8 @@ from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
 from terrazzo.chips.cpu.llvm import jit
 from terrazzo.chips.cpu.llvm.kernel import compile_function, llvm_text
-from terrazzo.chips.cpu.quant import lower_integer_product, without_bytes
+from terrazzo.chips.cpu.quant import lower_integer_product
+from terrazzo.chips.cpu.quant_bytes import without_bytes
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.compiler.levels import level_text
 from terrazzo.compiler.lowering import Lowering

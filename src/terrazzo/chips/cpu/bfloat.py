@@ -1,9 +1,9 @@
-"""Products of bfloat16 on CPUs that multiply them: `cpu_gemm` with steps of k in pairs.
+"""Products of bfloat16 on CPUs that multiply them: `gemm.py` with steps of k in pairs.
 
 The instruction adds two products of neighbours along k to each sum of float32
 (`loop/pair_tile.py`). So nothing is widened when it is packed: panels hold pairs, and A is read
 where it lies if it is contiguous along k. A that is contiguous along its rows is packed in pairs
-as well, as B is. Processors without the instruction widen bfloat16 to float32 (`cpu_gemm`).
+as well, as B is. Processors without the instruction widen bfloat16 to float32 (`gemm.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from terrazzo.base.scalar import Call, Const, Reduce, Scalar
-from terrazzo.chips.cpu.gemm import Gemm, PlaceOf, Values
+from terrazzo.chips.cpu.gemm import Gemm
+from terrazzo.chips.cpu.gemm_parts import PlaceOf, Values
 from terrazzo.chips.cpu.kernel_parts import Names, Place, digits, grain_of
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType, bfloat16, float32
@@ -52,9 +53,12 @@ def narrow_value(factor: Factor) -> Scalar | None:
 class _BfloatGemm(Gemm):
     """One kernel in the making."""
 
-    together = 2
+    @property
+    def together(self) -> int:
+        return 2
 
-    def vector_registers(self) -> int:
+    @property
+    def registers(self) -> int:
         return 32  # of all processors that have the instruction
 
     @property
@@ -66,8 +70,8 @@ class _BfloatGemm(Gemm):
         """Whether k is known to be whole pairs."""
         return isinstance(self.k, int) and self.k % 2 == 0
 
-    def pieces_of_k(self) -> tuple[Index, Index]:
-        _, depth = super().pieces_of_k()
+    def pieces_of_k(self, most: int) -> tuple[Index, Index]:
+        _, depth = super().pieces_of_k(most)
         whole = maximum(ceildiv(depth, 2) * 2, 2)
         return maximum(ceildiv(self.k, whole), 1), whole
 
@@ -141,10 +145,10 @@ class _BfloatGemm(Gemm):
                    start: Index, depth: Index) -> Stmt:
         """Copy a piece of some rows of A, in pairs."""
         if self.lies_along_rows():
-            q = self.var("q", self.kc_most // 2)
+            q = self.var("q", self.pieces.most // 2)
             return For(q, 0, ceildiv(depth, 2), self.pair_of_rows(
                 target.buffer, 2 * (q * target.inner), values, first_row, rows, start + 2 * q))
-        i, p = self.var("i"), self.var("p", self.kc_most)
+        i, p = self.var("i"), self.var("p", self.pieces.most)
         here = {**values, self.product.k.var: start + p}
         if self.row_var is not None:
             here[self.row_var] = first_row + i
@@ -184,7 +188,7 @@ class _BfloatGemm(Gemm):
     def rounds_in_tiles(self) -> bool:
         body = self.product.body
         return self.out.dtype is bfloat16 and isinstance(self.k, int) and self.k <= WHOLE_SUMS and (
-            self.k_passes == 1) and isinstance(body, Call) and body.op == "cast" and (
+            self.pieces.count == 1) and isinstance(body, Call) and body.op == "cast" and (
             isinstance(body.args[0], Reduce))
 
     def tile(self, sums: Place, a: Place, b: Place, depth: Index, height: int, accumulate: bool,

@@ -14,20 +14,17 @@ from terrazzo.base.scalar import (
     cast,
     cost,
     rewrite,
-    substitute_indices,
     walk,
 )
-from terrazzo.chips.cpu.kernel_parts import Names
+from terrazzo.chips.cpu.kernel_parts import Kernel, Names
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType
 from terrazzo.expr.convolution import Convolution, Space, loads_outside
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import storage_size
-from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import (
     Index,
     Var,
-    bounds,
     ceildiv,
     coefficient,
     maximum,
@@ -54,15 +51,14 @@ class After:
     operands: tuple[tuple[Buffer, Index], ...]  # addresses in terms of the stage's axes
 
 
-class ConvKernel:
+class ConvKernel(Kernel):
     """One kernel in the making."""
 
     def __init__(self, program: Program, conv: Convolution, chip: ChipSpec,
                  constants: frozenset[Tensor]):
-        self.program, self.conv, self.chip = program, conv, chip
+        super().__init__(program, chip)
+        self.conv = conv
         self.wide: DType = conv.reduce.dtype
-        self.names = {d.name for d in program.dims}
-        self.buffers: dict[Tensor, Buffer] = {}
         for tensor, constant in (*((t, True) for t in program.inputs), (conv.stage, False)):
             name = self.fresh(tensor.name)
             self.buffers[tensor] = Buffer(name, tensor.dtype, storage_size(tensor), constant)
@@ -76,17 +72,6 @@ class ConvKernel:
         self.sums_in_output = self.out.dtype is self.wide
         self.is_plain = isinstance(conv.body, Reduce) and self.sums_in_output
         self.after = None if self.is_plain else self.in_registers()
-
-    def fresh(self, name: str) -> str:
-        """A name that nothing else in the kernel has."""
-        result = fresh_name(name, self.names)
-        self.names.add(result)
-        return result
-
-    def var(self, name: str, extent: Index | None = None) -> Var:
-        """A loop variable from 0 to below an extent."""
-        top = None if extent is None else bounds(extent)[1]
-        return Var(self.fresh(name), 0, None if top is None else max(top - 1, 0))
 
     def function(self, body: Stmt) -> Function:
         """The finished kernel."""
@@ -110,19 +95,6 @@ class ConvKernel:
         return first, names("count", maximum(end - first, 0), space.taps)
 
     # ------------------------------------------------------------ what follows the sum
-    def on_buffers(self, value: Scalar, values: Values, total: Scalar | None = None) -> Scalar:
-        """An expression with flat addresses, at some place; `total` stands for the sum."""
-
-        def visit(node: Scalar) -> Scalar | None:
-            if isinstance(node, Reduce):
-                return total
-            if isinstance(node, Load) and isinstance(node.source, Tensor):
-                address = node.source.flat(node.indices)
-                return Load(node.dtype, self.buffers[node.source], (address,))
-            return None
-
-        return rewrite(substitute_indices(value, values), visit)
-
     def in_registers(self) -> After | None:
         """What follows the sum as an expression of few operands, if it is that."""
         conv = self.conv

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from terrazzo.base.scalar import Axis, Scalar
+from terrazzo.base.scalar import Axis, Load, Reduce, Scalar, rewrite, substitute_indices
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, maximum
 from terrazzo.loop.ir import Buffer, For, Let, Stmt
 
@@ -23,6 +26,40 @@ class Place:
         """The matrix from another row and column on."""
         return Place(self.buffer, self.at + rows * self.outer + columns * self.inner, self.outer,
                      self.inner)
+
+
+class Kernel:
+    """A kernel in the making: its parameters, and names that nothing else in it has."""
+
+    def __init__(self, program: Program, chip: ChipSpec):
+        self.program, self.chip = program, chip
+        self.names = {d.name for d in program.dims}
+        self.buffers: dict[Tensor, Buffer] = {}
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing else in the kernel has."""
+        result = fresh_name(name, self.names)
+        self.names.add(result)
+        return result
+
+    def var(self, name: str, extent: Index | None = None) -> Var:
+        """A loop variable from 0 to below an extent."""
+        top = None if extent is None else bounds(extent)[1]
+        return Var(self.fresh(name), 0, None if top is None else max(top - 1, 0))
+
+    def on_buffers(self, value: Scalar, values: Mapping[Var, Index], total: Scalar | None = None
+                   ) -> Scalar:
+        """An expression with flat addresses, at some place; `total` stands for the sum."""
+
+        def visit(node: Scalar) -> Scalar | None:
+            if isinstance(node, Reduce):
+                return total
+            if isinstance(node, Load) and isinstance(node.source, Tensor):
+                address = node.source.flat(node.indices)
+                return Load(node.dtype, self.buffers[node.source], (address,))
+            return None
+
+        return rewrite(substitute_indices(value, values), visit)
 
 
 class Names:

@@ -1,6 +1,6 @@
 """Products of small integers on CPUs: packed, register-tiled kernels with sums of 32 bits.
 
-The scheme is that of `cpu_gemm`, with three differences. Steps of k come in groups, as the
+The scheme is that of `gemm.py`, with three differences. Steps of k come in groups, as the
 instructions want them (`loop/int8_tile.py`): four bytes, unsigned by signed, where the chip adds up
 products of bytes, else two words, to which both factors are widened when packed. B is packed as a
 whole, when the graph is compiled if it is a constant. And what the body does with the sums
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 from terrazzo.base.scalar import (
     Axis,
@@ -25,15 +24,16 @@ from terrazzo.base.scalar import (
     call,
     cast,
     loads,
-    rewrite,
     substitute_indices,
     walk,
     where,
 )
-from terrazzo.chips.cpu.gemm import Gemm, PlaceOf, Values
+from terrazzo.chips.cpu.gemm import Gemm
+from terrazzo.chips.cpu.gemm_parts import PlaceOf, Values
 from terrazzo.chips.cpu.kernel_parts import Names, Place, digits, grain_of, is_below, product_of
+from terrazzo.chips.cpu.quant_bytes import small_value, without_bytes
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.dtypes import DType, float32, int8, int16, int32, int64, uint8
+from terrazzo.dtypes import DType, int8, int16, int32, int64, uint8
 from terrazzo.expr.contraction import match_contraction
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.matmul import Factor, MatrixProduct, match_product
@@ -44,11 +44,8 @@ from terrazzo.loop.packing import Packing, Steps
 
 PlanOf = Callable[[PlaceOf], Stmt]
 
-_SMALL = (uint8, int8)
-# A float32 of this size counts in ones: adding it rounds to an integer, ties to even.
-_ROUNDING = 1.5 * 2**23
-# Register tiles as (rows, vectors of columns, price), as in cpu_gemm, by registers and steps of k
-# in a group; words need one more register. The prices of words are measured with AVX2.
+# Register tiles as (rows, vectors of columns, price), as in gemm_parts.py, by registers and steps
+# of k in a group; words need one more register. The prices of words are measured with AVX2.
 _TILES = {
     (32, 4): ((6, 4, 1.0), (8, 3, 1.03), (12, 2, 1.08), (14, 1, 1.3)),
     (32, 2): ((6, 4, 1.0), (8, 3, 1.03), (12, 2, 1.08), (14, 1, 1.3)),
@@ -60,6 +57,12 @@ _MOST_ROWS = 2048  # rows of a task, where it is not
 _TASKS_PER_CORE = 4
 _TASK_PRODUCTS = 4 * 64**3  # below this a task of its own does not pay
 _PACK_ELEMENTS = 65536  # elements worth packing in a task of their own
+
+
+def _byte(factor: Factor) -> Scalar:
+    value = small_value(factor)
+    assert value is not None
+    return value
 
 
 def adds_bytes(chip: ChipSpec) -> bool:
@@ -74,64 +77,16 @@ def adds_words(chip: ChipSpec) -> bool:
     return chip.has("sse2")
 
 
-def small_value(factor: Factor) -> Scalar | None:
-    """A factor without its widening to the type of the sums; None unless it is a byte."""
-    node = factor.value
-    while isinstance(node, Call) and node.op == "cast" and node.dtype not in _SMALL:
-        node = node.args[0]
-    return node if node.dtype in _SMALL else None
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A product whose rows may be the places of a moving window: pixels, by number.
 
-
-def without_bytes(body: Scalar) -> Scalar:
-    """An expression in which floats that become bytes and floats again stay floats.
-
-    `f32(i32(u8(bits(x + big) + zero)) - zero)`, where adding the big number rounds x, which is
-    clamped to the range of the bytes, is `x + big - big`.
+    k has `inner` axes, which are one contiguous stretch of A, and `leading` axes around them.
     """
-    def visit(node: Scalar) -> Scalar | None:
-        # From the outside in: to float, minus the zero point, widened, a byte, plus it, bits.
-        if not _is_cast(node, float32):
-            return None
-        wide, taken = _offset(node.args[0], "sub")
-        if not _is_cast(wide, int32) or not _is_cast(wide.args[0], *_SMALL):
-            return None
-        byte = wide.args[0]
-        bits, given = _offset(byte.args[0], "add")
-        if taken is None or taken != given or not _is_call(bits, "bitcast"):
-            return None
-        rounded = bits.args[0]
-        if not _is_call(rounded, "add") or _number(rounded.args[1]) != _ROUNDING or not (
-                _is_call(rounded.args[0], "min") and _is_call(rounded.args[0].args[0], "max")):
-            return None
-        low, high = _number(rounded.args[0].args[0].args[1]), _number(rounded.args[0].args[1])
-        if low is None or high is None or low < byte.dtype.min - given or (
-                high > byte.dtype.max - given):
-            return None
-        return call("sub", rounded, rounded.args[1])
 
-    return rewrite(body, visit)
-
-
-def _is_call(node: Scalar, op: str) -> TypeGuard[Call]:
-    return isinstance(node, Call) and node.op == op
-
-
-def _is_cast(node: Scalar, *dtypes: DType) -> TypeGuard[Call]:
-    return isinstance(node, Call) and node.op == "cast" and node.dtype in dtypes
-
-
-def _number(node: Scalar) -> float | None:
-    return float(node.value) if isinstance(node, Const) else None
-
-
-def _offset(node: Scalar, op: str) -> tuple[Scalar, int | None]:
-    """A value without the constant that is added or subtracted, and that constant."""
-    if not (isinstance(node, Call) and node.op == op):
-        return node, 0
-    number = node.args[1]
-    while isinstance(number, Call) and number.op == "cast":
-        number = number.args[0]
-    return node.args[0], int(number.value) if isinstance(number, Const) else None
+    product: MatrixProduct
+    leading: tuple[Axis, ...]
+    inner: tuple[Axis, ...]
 
 
 def lower_integer_product(program: Program, chip: ChipSpec,
@@ -148,33 +103,65 @@ def lower_integer_product(program: Program, chip: ChipSpec,
     if product is None or product.reduce.dtype is not int32 or None in map(
             small_value, (product.a, product.b)):
         return None
-    return _IntegerGemm(program, product, chip, constants).function()
+    window = Window(product, (), (product.k,))
+    return _IntegerGemm(program, window, chip, constants).function()
 
 
 class _IntegerGemm(Gemm):
-    """One kernel in the making.
+    """One kernel in the making."""
 
-    k has `inner` axes, which are one contiguous stretch of A, and `leading` axes around them.
-    """
+    def __init__(self, program: Program, window: Window, chip: ChipSpec,
+                 constants: frozenset[Tensor]):
+        self.leading, self.inner = window.leading, window.inner
+        product = window.product
+        super().__init__(program, replace(product, body=without_bytes(product.body)), chip,
+                         constants)
 
-    def __init__(self, program: Program, product: MatrixProduct, chip: ChipSpec,
-                 constants: frozenset[Tensor], leading: tuple[Axis, ...] = (),
-                 inner: tuple[Axis, ...] | None = None):
-        left, right = small_value(product.a), small_value(product.b)
-        assert left is not None and right is not None
-        self.a_small, self.b_small = left, right
-        by_bytes = left.dtype is uint8 and right.dtype is int8 and adds_bytes(chip)
-        self.together = 4 if by_bytes else 2
-        self.a_dtype: DType = uint8 if by_bytes else int16
-        self.b_dtype: DType = int8 if by_bytes else int16
-        product = replace(product, body=without_bytes(product.body))
-        self.leading, self.inner = leading, (product.k,) if inner is None else inner
-        self.stretch = product_of(a.extent for a in self.inner)
-        self.groups: Index = ceildiv(self.stretch, self.together)
-        self.segments: Index = leading[-1].extent if leading else 1
-        self.rounds = product_of(a.extent for a in leading[:-1])
-        self.k_padded = self.rounds * self.segments * self.groups * self.together
-        super().__init__(program, product, chip, constants)
+    @property
+    def by_bytes(self) -> bool:
+        """Whether bytes are multiplied as they are, and not as words."""
+        return self.a_small.dtype is uint8 and self.b_small.dtype is int8 and adds_bytes(self.chip)
+
+    @property
+    def together(self) -> int:
+        return 4 if self.by_bytes else 2
+
+    @property
+    def a_small(self) -> Scalar:
+        return _byte(self.product.a)
+
+    @property
+    def b_small(self) -> Scalar:
+        return _byte(self.product.b)
+
+    @property
+    def a_dtype(self) -> DType:
+        return uint8 if self.by_bytes else int16
+
+    @property
+    def b_dtype(self) -> DType:
+        return int8 if self.by_bytes else int16
+
+    @property
+    def stretch(self) -> Index:
+        """Steps of k that are neighbours in A."""
+        return product_of(a.extent for a in self.inner)
+
+    @property
+    def groups(self) -> Index:
+        return ceildiv(self.stretch, self.together)
+
+    @property
+    def segments(self) -> Index:
+        return self.leading[-1].extent if self.leading else 1
+
+    @property
+    def rounds(self) -> Index:
+        return product_of(a.extent for a in self.leading[:-1])
+
+    @property
+    def k_padded(self) -> Index:
+        return self.rounds * self.segments * self.groups * self.together
 
     @property
     def in_groups(self) -> bool:
@@ -400,15 +387,6 @@ class _IntegerGemm(Gemm):
 
 
 # ---------------------------------------------------------------- convolutions
-@dataclass(frozen=True, eq=False)
-class Window:
-    """A product whose rows are the places of a moving window: pixels, by number."""
-
-    product: MatrixProduct
-    leading: tuple[Axis, ...]
-    inner: tuple[Axis, ...]
-
-
 def match_window(program: Program) -> Window | None:
     """The convolution of bytes that a program is, without padding and groups, or None.
 
@@ -454,10 +432,6 @@ class _IntegerConv(_IntegerGemm):
     nothing is copied, unless bytes have to be widened or a stretch does not fill whole groups:
     then the copy may be read a little past its end.
     """
-
-    def __init__(self, program: Program, window: Window, chip: ChipSpec,
-                 constants: frozenset[Tensor]):
-        super().__init__(program, window.product, chip, constants, window.leading, window.inner)
 
     def with_bytes(self, plan: PlanOf) -> Stmt:
         """A plan that reads A where it lies, or from a copy of the whole."""

@@ -11,20 +11,16 @@ import math
 
 from terrazzo.base.scalar import (
     Load,
-    Reduce,
     Scalar,
     cast,
-    rewrite,
-    substitute_indices,
 )
-from terrazzo.chips.cpu.kernel_parts import digits, grain_of, product_of
-from terrazzo.chips.cpu.quant import small_value
+from terrazzo.chips.cpu.kernel_parts import Kernel, digits, grain_of, product_of
+from terrazzo.chips.cpu.quant_bytes import small_value
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import int32
 from terrazzo.expr.contraction import ContractionStage, match_contraction
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import storage_size
-from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import Index, Var, coefficient, substitute
 from terrazzo.loop.ir import Buffer, For, Function, Stmt, Store, block
 from terrazzo.loop.packing import Packing
@@ -45,7 +41,7 @@ def lower_depthwise(program: Program, chip: ChipSpec,
     found = match_contraction(program)
     if found is None or not _keeps_channels_apart(found):
         return None
-    return _Depthwise(program, found, constants).function()
+    return _Depthwise(program, found, chip, constants).function()
 
 
 def _keeps_channels_apart(found: ContractionStage) -> bool:
@@ -61,26 +57,21 @@ def _keeps_channels_apart(found: ContractionStage) -> bool:
         isinstance(w.stride(a.var), int) for a in (channel, *sums))
 
 
-class _Depthwise:
+class _Depthwise(Kernel):
     """One kernel in the making."""
 
-    def __init__(self, program: Program, found: ContractionStage, constants: frozenset[Tensor]):
-        self.program, self.found = program, found
+    def __init__(self, program: Program, found: ContractionStage, chip: ChipSpec,
+                 constants: frozenset[Tensor]):
+        super().__init__(program, chip)
+        self.found = found
         x, w = found.x.load, found.w.load
         assert x is not None and w is not None
         self.x, self.w = x, w
-        self.names = {d.name for d in program.dims}
         self.packing = self.packing_of_weights() if self.w.source in constants else None
-        self.buffers: dict[Tensor, Buffer] = {}
         for tensor in (*program.inputs, found.stage):
             name = self.fresh(tensor.name)
             self.buffers[tensor] = Buffer(name, tensor.dtype, storage_size(tensor),
                                           tensor is not found.stage)
-
-    def fresh(self, name: str) -> str:
-        result = fresh_name(name, self.names)
-        self.names.add(result)
-        return result
 
     def packing_of_weights(self) -> Packing | None:
         """All channels of a tap side by side, one tap after the other, unless they lie so."""
@@ -149,17 +140,3 @@ class _Depthwise:
             total = product if total is None else total + product
         assert total is not None
         return self.on_buffers(found.body, here, total)
-
-    def on_buffers(self, value: Scalar, here: dict[Var, Index], total: Scalar | None = None
-                   ) -> Scalar:
-        """An expression with flat addresses, at some place; `total` stands for the sum."""
-
-        def visit(node: Scalar) -> Scalar | None:
-            if isinstance(node, Reduce):
-                return total
-            if isinstance(node, Load) and isinstance(node.source, Tensor):
-                return Load(node.dtype, self.buffers[node.source],
-                            (node.source.flat(node.indices),))
-            return None
-
-        return rewrite(substitute_indices(value, here), visit)
