@@ -19,7 +19,7 @@ from terrazzo.base.scalar import (
 from terrazzo.chips.cpu.kernel_parts import Kernel, Names
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType
-from terrazzo.expr.convolution import Convolution, Space, loads_outside
+from terrazzo.expr.convolution import NO_SPACE, Convolution, Space, loads_outside
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.lower import storage_size
 from terrazzo.index import (
@@ -58,20 +58,58 @@ class ConvKernel(Kernel):
                  constants: frozenset[Tensor]):
         super().__init__(program, chip)
         self.conv = conv
-        self.wide: DType = conv.reduce.dtype
         for tensor, constant in (*((t, True) for t in program.inputs), (conv.stage, False)):
             name = self.fresh(tensor.name)
             self.buffers[tensor] = Buffer(name, tensor.dtype, storage_size(tensor), constant)
-        self.out = self.buffers[conv.stage]
-        self.x, self.w = self.buffers[conv.x.source], self.buffers[conv.w.source]
-        self.lanes = chip.lanes(self.wide.bits)
         self.packed: dict[int, Packing] = {}
         after = loads_outside(conv.body, conv.reduce)
         self.may_pack = conv.w.source in constants and all(
             n.source is not conv.w.source for n in (*after, conv.x))
-        self.sums_in_output = self.out.dtype is self.wide
-        self.is_plain = isinstance(conv.body, Reduce) and self.sums_in_output
         self.after = None if self.is_plain else self.in_registers()
+
+    @property
+    def wide(self) -> DType:
+        """The type of the sums."""
+        return self.conv.reduce.dtype
+
+    @property
+    def lanes(self) -> int:
+        return self.chip.lanes(self.wide.bits)
+
+    @property
+    def out(self) -> Buffer:
+        return self.buffers[self.conv.stage]
+
+    @property
+    def x(self) -> Buffer:
+        return self.buffers[self.conv.x.source]
+
+    @property
+    def w(self) -> Buffer:
+        return self.buffers[self.conv.w.source]
+
+    @property
+    def spaces(self) -> tuple[Space, ...]:
+        """The axes in space, two at least: rows and columns."""
+        return (NO_SPACE,) * max(0, 2 - len(self.conv.spaces)) + self.conv.spaces
+
+    @property
+    def row(self) -> Space:
+        return self.spaces[-2]
+
+    @property
+    def column(self) -> Space:
+        return self.spaces[-1]
+
+    @property
+    def sums_in_output(self) -> bool:
+        """Whether the output can hold the sums until all have been added."""
+        return self.out.dtype is self.wide
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the sums are the result."""
+        return isinstance(self.conv.body, Reduce) and self.sums_in_output
 
     def function(self, body: Stmt) -> Function:
         """The finished kernel."""

@@ -16,7 +16,7 @@ from terrazzo.chips.cpu.conv_parts import ConvKernel, Values
 from terrazzo.chips.cpu.division import by_threads, longest_share
 from terrazzo.chips.cpu.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.expr.convolution import NO_SPACE, Convolution
+from terrazzo.expr.convolution import Convolution
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, ceildiv, maximum, minimum
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
@@ -42,21 +42,28 @@ class Depthwise(ConvKernel):
     def __init__(self, program: Program, conv: Convolution, chip: ChipSpec,
                  constants: frozenset[Tensor]):
         super().__init__(program, conv, chip, constants)
-        self.spaces = (NO_SPACE,) * max(0, 2 - len(conv.spaces)) + conv.spaces
-        self.row, self.column = self.spaces[-2:]
-        count = conv.outputs.extent
-        assert isinstance(count, int)
-        self.count: int = count
-        # Sums, a row of weights and a pixel fit in registers.
-        self.registers = 32 if chip.vector_registers >= 32 else 16
-        self.vectors = self.choose_vectors()
-        # Channels that a task takes: blocks that tiles of either kind fill.
-        self.block = math.lcm(self.vectors, self.edge_vectors()) * self.lanes
         self.first_channel: Index = 0
-        self.end_channel: Index = count
+        self.end_channel: Index = self.count
         self.w_start, self.w_steps = conv.w_start, [s.w_step for s in self.spaces]
 
-    def choose_vectors(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many channels there are."""
+        count = self.conv.outputs.extent
+        assert isinstance(count, int)
+        return count
+
+    @property
+    def registers(self) -> int:
+        return 32 if self.chip.vector_registers >= 32 else 16
+
+    @property
+    def block(self) -> int:
+        """Channels that tiles of either kind fill."""
+        return math.lcm(self.vectors, self.edge_vectors()) * self.lanes
+
+    @property
+    def vectors(self) -> int:
         """Vectors of a tile: the channels should fill them, and pixels be few loads each."""
         whole, taps = math.ceil(self.count / self.lanes), self.column.taps
 
@@ -73,6 +80,7 @@ class Depthwise(ConvKernel):
 
     def pixels_of(self, vectors: int) -> int:
         """How many pixels of so many vectors a tile can have."""
+        # Sums, a row of weights and a pixel fit in registers.
         taps = min(self.column.taps, _FEW_TAPS)
         return min(max(1, (self.registers - 2) // vectors - taps), _MOST_PIXELS)
 
@@ -98,7 +106,7 @@ class Depthwise(ConvKernel):
         if packing is None:
             return self.function(Alloc(packed, block(fill, self.tasks(packed))))
         self.packed[list(self.buffers).index(conv.w.source)] = packing
-        self.w = self.buffers[conv.w.source] = Buffer(self.w.name, self.w.dtype, size, True)
+        self.buffers[conv.w.source] = Buffer(self.w.name, self.w.dtype, size, True)
         return self.function(self.tasks(self.w))
 
     def packed_weights(self, packed: Buffer, taps: list[int]) -> Stmt:
