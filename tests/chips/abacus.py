@@ -46,7 +46,7 @@ class Beads:
     """A recipe followed step by step."""
 
     allocates = False
-    call_pointers = call_numpy = None
+    call_pointers = call_numpy = call_slots = None
 
     def __init__(self, recipe: Recipe, constants: Sequence[int]):
         self.recipe, self.constants = recipe, constants

@@ -53,6 +53,9 @@ class Code(Protocol):
     call_pointers: Callable[..., Any] | None
     call_numpy: Callable[..., Any] | None
     """Direct entries for Python: addresses or numpy arrays, then sizes, arena and threads."""
+    call_slots: Callable[..., Any] | None
+    """The same for any number of arguments, whose array is at the address that comes first; then
+    arena, threads and clock, as of `run`."""
 
     def run(self, slots: Sequence[int], arena: int, threads: int, clock: int = 0) -> None:
         """Run on addresses of inputs and outputs and then the sizes.

@@ -1,1 +1,16 @@
-"""What PyTorch sees of operators: autograd, and its own operators to compare with."""
+"""What PyTorch sees of us: gradients, a backend for `torch.compile`, operators to compare with.
+
+`tz.torch.explain` and its like load torch when they are first asked for.
+"""
+
+from importlib import import_module
+from typing import Any
+
+# Public names, and the module that has each.
+_PUBLIC = {"explain": "terrazzo.torch.explain"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'terrazzo.torch' has no attribute {name!r}")

@@ -36,6 +36,8 @@ class NativeCode:
         pointer, i64 = ctypes.c_void_p, ctypes.c_int64
         self._run = ctypes.CFUNCTYPE(None, pointer, pointer, i64, pointer)(
             self._library.address("tz_run"))
+        self.call_slots: Callable[..., Any] | None = python_function(
+            self._library.address("tz_run"), 0, 4)
         self.call_pointers: Callable[..., Any] | None = None
         self.call_numpy: Callable[..., Any] | None = None
         if direct:

@@ -1,0 +1,50 @@
+"""`torch.compile(model, backend="terrazzo")`: the function that dynamo calls.
+
+AOTAutograd makes graphs of ATen operators without mutation, forward and backward; each becomes a
+`Program` (`program.py`): segments that our compiler makes (`segment.py`), and calls of torch in
+between for what has no converter (`aten/`, which says how to add one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from terrazzo.torch.decompositions import decompositions
+from terrazzo.torch.options import BackendOptions
+from terrazzo.torch.program import Program, compiled
+
+WATCHERS: list[Callable[[Program], None]] = []  # told of every program that is made (`explain.py`)
+
+
+def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = None) -> Any:
+    """Compile a graph that dynamo captured."""
+    given = BackendOptions.of(options)
+    backend = aot_autograd(
+        fw_compiler=partial(_compile, name="forward", options=given),
+        bw_compiler=partial(_compile, name="backward", options=given),
+        inference_compiler=partial(_compile, name="graph", options=given),
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    return backend(gm, example_inputs)
+
+
+def _compile(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
+             options: BackendOptions) -> Any:
+    with torch.utils._python_dispatch._disable_current_modes():
+        program = compiled(gm, name, options)
+    for watcher in WATCHERS:
+        watcher(program)
+    return _boxed(program.run)
+
+
+def _boxed(run: Callable[..., Any]) -> Callable[..., Any]:
+    setattr(run, "_boxed_call", True)  # noqa: B010  it empties the list of its arguments
+    return run

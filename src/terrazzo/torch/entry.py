@@ -1,0 +1,170 @@
+"""The way from torch tensors to native code and back: a function written for one layout.
+
+Everything that layouts, types and sizes decide is decided once, and written down as the source of a
+small Python function; a call allocates results, hands over addresses, and runs.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from terrazzo.knobs import knobs, thread_count
+from terrazzo.runtime import pages
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a result is allocated."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    spread: tuple[int, ...] | None = None  # strides that torch wants of it in the end, with gaps
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _general(shape: Any, strides: Any, dtype: Any) -> Any:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+# What the code of torch.compile calls: half the time of torch.empty's general way.
+_empty: Callable[..., Any] = getattr(
+    torch._C._dynamo.guards, "_empty_strided_cpu", None) or _general
+
+
+def _large(shape: Any, strides: Any, dtype: Any) -> Any:
+    made = _empty(shape, strides, dtype)
+    pages.ask_for_large_pages(made.data_ptr(), made.nbytes)
+    return made
+
+
+def _spread(tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """A copy that lies as torch said, with gaps; what repeats elements is one of them."""
+    made = torch.empty_strided(shape, strides, dtype=tensor.dtype)
+    if 0 in strides:
+        once = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)
+        made[once].copy_(tensor[once])
+        return made
+    return made.copy_(tensor)
+
+
+class Threads:
+    """How many threads a call runs on: a number, or that of the knob, looked up when it changes."""
+
+    __slots__ = ("code", "fixed", "knob", "now")
+
+    def __init__(self, code: Any, fixed: int):
+        self.code, self.fixed = code, fixed
+        self.renew()
+
+    def renew(self) -> int:
+        """Look up the knob."""
+        self.knob = knobs.threads
+        self.code.prepare()
+        self.now = self.fixed or thread_count()
+        return self.now
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where an input of an executable comes from."""
+
+    place: int = -1  # the number of an argument
+    row: Any = None  # or a tensor of our own, which tells a size
+    is_row_major: bool = True
+
+
+def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
+          sizes: Sequence[int], threads: int) -> Callable[..., Sequence[Any]]:
+    """A function from tensors to the list of results, for one layout and the values of sizes."""
+    code = getattr(executable, "code", None)  # none where the host takes part
+    slow = _by_running(executable, made, sources, threads)
+    if code is None or code.call_slots is None:
+        return slow
+    scope: dict[str, Any] = {"native": code.call_pointers, "on_slots": code.call_slots,
+                             "array": array, "executable": executable,
+                             "threads": Threads(code, threads), "knobs": knobs, "slow": slow}
+    names = [f"x{i}" for i in range(1 + max((s.place for s in sources), default=-1))]
+    lines = [f"def run({', '.join([*names, '*_'])}):",
+             f"    if knobs.profile: return slow({', '.join(names)})"]
+    pointers = []
+    for i, source in enumerate(sources):
+        if source.row is not None:
+            scope[f"row{i}"] = source.row
+            pointers.append(f"row{i}.data_ptr()")
+            continue
+        if executable.strides[i] is None and not source.is_row_major:
+            lines.append(f"    x{source.place} = x{source.place}.contiguous()")
+        pointers.append(f"x{source.place}.data_ptr()")
+    for i, result in enumerate(made):
+        scope[f"make{i}"] = _large if result.nbytes >= pages.FRESH else _empty
+        scope |= {f"shape{i}": result.shape, f"strides{i}": result.strides,
+                  f"dtype{i}": result.dtype}
+        lines.append(f"    y{i} = make{i}(shape{i}, strides{i}, dtype{i})")
+        pointers.append(f"y{i}.data_ptr()")
+    scope["spread"] = _spread
+    answer = "[" + ", ".join(f"spread(y{i}, shape{i}, {r.spread})" if r.spread else f"y{i}"
+                             for i, r in enumerate(made)) + "]"
+    lines += _call(executable, [*pointers, *map(str, sizes)], sizes)
+    return _compiled([*lines, f"    return {answer}"], scope)
+
+
+def _call(executable: Any, arguments: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    """Lines that run native code, with what it needs in memory."""
+    lines = ["    count = threads.now if knobs.threads == threads.knob else threads.renew()"]
+    arena = executable.arena_size(sizes)
+    place = "arena.address" if arena else "0"
+    if executable.code.call_pointers is not None:
+        call = [f"    native({', '.join(arguments)}, {place}, count)"]
+    else:
+        call = [f"    slots = array('q', [{', '.join(arguments)}])",
+                f"    on_slots(slots.buffer_info()[0], {place}, count, 0)"]
+    if arena:
+        call = [f"    arena = executable.take_arena({arena})", *call,
+                "    executable.give_arena(arena)"]
+    lines += call
+    if executable.code.allocates:
+        lines.append("    executable.check_memory()")
+    return lines
+
+
+def _compiled(lines: Sequence[str], scope: dict[str, Any]) -> Callable[..., Any]:
+    exec(compile("\n".join(lines), "<terrazzo call>", "exec"), scope)
+    run: Callable[..., Any] = scope["run"]
+    return run
+
+
+def _by_running(executable: Any, made: Sequence[Result], sources: Sequence[Source], threads: int
+                ) -> Callable[..., Sequence[Any]]:
+    """The general way: also through the host, and with times of kernels."""
+    orders = [_order(r) for r in made]
+
+    def run(*tensors: Any) -> Sequence[Any]:
+        given = [s.row if s.row is not None else tensors[s.place].detach() for s in sources]
+        # A piece that takes nothing has no tensor to tell that results are to be tensors.
+        found = executable.run(given, threads=threads)
+        return [_in_order(torch.as_tensor(y), order, r)
+                for y, order, r in zip(found, orders, made, strict=True)]
+
+    return run
+
+
+def _order(result: Result) -> tuple[int, ...]:
+    """Which axis of what is stored each axis of a result is."""
+    stored = sorted(range(len(result.shape)), key=lambda d: -result.strides[d])
+    return tuple(stored.index(d) for d in range(len(stored)))
+
+
+def _in_order(stored: Any, order: tuple[int, ...], result: Result) -> Any:
+    if stored.shape != result.shape or order != tuple(range(len(order))):
+        stored = torch.as_strided(stored, result.shape, result.strides)
+    return stored if result.spread is None else _spread(stored, result.shape, result.spread)

@@ -1,0 +1,260 @@
+"""A piece of an FX graph as compiled code: traced, compiled for its sizes, and called.
+
+Sizes that vary are symbols of one compilation. What tracing asks of them is kept as guards; sizes
+that answer otherwise get a variant of their own. Sizes that only data tells, and those for which
+compiling with symbols fails, are fixed: code is made for each of them.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from terrazzo.compiler.driver import Options, compile_graph
+from terrazzo.dtypes import as_dtype
+from terrazzo.errors import TerrazzoError
+from terrazzo.graph.ir import Graph, TensorType, Value, trace_scope
+from terrazzo.index import Index, Var, free_vars, substitute
+from terrazzo.index.guards import CallQuestions, Guard, asking
+from terrazzo.knobs import knobs
+from terrazzo.ops.shape import permute_dims
+from terrazzo.torch.convert import Conversion, constant_value, converted, fresh
+from terrazzo.torch.entry import Result, Source, entry
+from terrazzo.torch.symbols import Names, index_of, symbols_in, variable
+
+INT8 = as_dtype("int8")
+MOST_VARIANTS = 8  # of guards; further sizes are fixed
+
+Run = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What a segment computes: nodes of an FX graph from given ones to wanted ones."""
+
+    name: str
+    module: GraphModule
+    nodes: tuple[Node, ...]  # in order, views of inputs among them
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    hints: Mapping[str, int] = field(default_factory=dict)  # of the symbols that it depends on
+    unbacked: frozenset[str] = frozenset()
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols that sizes are made of, in the order in which a call names them."""
+        return tuple(sorted({*self.hints, *self.unbacked}))
+
+
+def symbols_of(nodes: Sequence[Node]) -> set[str]:
+    """The symbols in the sizes of some nodes' tensors and in their arguments."""
+    found: set[str] = set()
+    for node in nodes:
+        for n in (node, *node.all_input_nodes):
+            val = n.meta.get("val")
+            for v in val if isinstance(val, (tuple, list)) else (val,):
+                if isinstance(v, torch.Tensor):
+                    for size in (*v.shape, *v.stride()):
+                        found |= symbols_in(size)
+                elif isinstance(v, torch.SymInt):
+                    found |= symbols_in(v)
+    return found
+
+
+# ---------------------------------------------------------------- tracing
+def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any]) -> tuple[Graph, list[Node]]:
+    """The graph of a piece, and the nodes that its inputs stand for; some may be constants."""
+    given = [n for n in piece.inputs if n not in frozen]
+    module = piece.module
+    into = Conversion({}, names, lambda path: operator.attrgetter(path)(module))
+    inputs = [fresh(n, names, f"x{i}") for i, n in enumerate(given)]
+    with trace_scope():
+        into.values.update(zip(given, inputs))
+        into.values.update((n, constant_value(t)) for n, t in frozen.items() if n in piece.inputs)
+        for node in piece.nodes:
+            if node.target is operator.getitem:
+                into.values[node] = into.values[node.args[0]][node.args[1]]
+            else:
+                into.values[node] = converted(node, into)
+        outputs = tuple(_as_stored(into.values[n], n) for n in piece.outputs)
+    sizes = _sizes_without_input(inputs, names)
+    return Graph(piece.name, (*inputs, *sizes), outputs), given
+
+
+def _as_stored(value: Value, node: Node) -> Value:
+    """A result as it lies in memory: what torch has in another order of axes is stored so."""
+    order = order_of(node.meta["val"])
+    return value if order is None else permute_dims(value, axes=order)
+
+
+def _sizes_without_input(inputs: Sequence[Value], names: Names) -> list[Value]:
+    """Empty rows, for symbols that are not the size of an axis of any input."""
+    shown = {n for v in inputs for n in v.type.shape if isinstance(n, Var)}
+    missing = sorted({v for n in names.values() for v in free_vars(n)} - shown,
+                     key=lambda v: v.name)
+    return [Value(TensorType((v,), INT8), name=f"size_{v.name}") for v in missing]
+
+
+def order_of(fake: Any) -> tuple[int, ...] | None:
+    """The order of axes in which a dense tensor lies in memory; None: row major, or not dense."""
+    shape, strides = [_hint(n) for n in fake.shape], [_hint(n) for n in fake.stride()]
+    if 0 in shape:
+        return None
+    # Axes of one element lie anywhere; they keep their place.
+    axes = sorted(range(len(shape)), key=lambda d: -strides[d])
+    step = 1
+    for d in reversed(axes):
+        if shape[d] == 1:
+            continue
+        if strides[d] != step:
+            return None
+        step *= shape[d]
+    moving = [d for d in axes if shape[d] != 1]
+    return None if moving == sorted(moving) else tuple(axes)
+
+
+def is_dense(fake: Any) -> bool:
+    """Whether a tensor fills its memory, in some order of axes."""
+    return bool(fake.is_contiguous()) or order_of(fake) is not None
+
+
+def _hint(n: Any) -> int:
+    if isinstance(n, int):
+        return n
+    hint = n.node.hint if n.node.has_hint() else None
+    return 7 if hint is None else int(hint)
+
+
+# ---------------------------------------------------------------- compiling
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """An executable, and the sizes that it is for."""
+
+    guards: tuple[Guard, ...]
+    executable: Any
+    given: tuple[Node, ...]
+    extra: tuple[str, ...]  # sizes that come as empty rows, after the inputs
+
+
+class Segment:
+    """A piece with what was compiled for it. Call it with tensors and the values of symbols."""
+
+    def __init__(self, piece: Piece, threads: int = 0, frozen: Mapping[Node, Any] | None = None):
+        self.piece, self.threads, self.frozen = piece, threads, dict(frozen or {})
+        self.lock = threading.RLock()
+        self.variants: list[Variant] = []
+        self.runs: dict[tuple[int, ...], Run] = {}
+        if not piece.unbacked:
+            self.find(tuple(piece.hints[s] for s in piece.symbols))
+
+    def __call__(self, sizes: tuple[int, ...], *tensors: Any) -> Sequence[Any]:
+        run = self.runs.get(sizes)
+        return (self.find(sizes) if run is None else run)(*tensors)
+
+    def find(self, sizes: tuple[int, ...]) -> Run:
+        """What calls with these sizes run."""
+        with self.lock:
+            if sizes not in self.runs:
+                numbers = dict(zip(self.piece.symbols, sizes, strict=True))
+                variant = self.variant(numbers)
+                dims = getattr(variant.executable, "dims", [])
+                self.runs[sizes] = entry(
+                    variant.executable, results(self.piece, numbers),
+                    self.sources(variant, numbers), [numbers[d.name] for d in dims], self.threads)
+            return self.runs[sizes]
+
+    def sources(self, variant: Variant, numbers: Mapping[str, int]) -> list[Source]:
+        """Where each input of the executable comes from: an argument, or an array for a size."""
+        at = {n: i for i, n in enumerate(self.piece.inputs)}
+        rows = [torch.empty(numbers[name], dtype=torch.int8) for name in variant.extra]
+        return [*(Source(at[n], is_row_major=n.meta["val"].is_contiguous())
+                  for n in variant.given), *(Source(row=row) for row in rows)]
+
+    def variant(self, numbers: Mapping[str, int]) -> Variant:
+        """Code for these sizes: found among what there is, or made."""
+        for known in self.variants:
+            if all(guard.holds(numbers) for guard in known.guards):
+                return known
+        made = None
+        if numbers and not self.piece.unbacked and len(self.variants) < MOST_VARIANTS:
+            made = self.symbolic(numbers)
+        made = made or self.fixed(numbers)
+        self.variants.append(made)
+        return made
+
+    def fixed(self, numbers: Mapping[str, int]) -> Variant:
+        """Compiled for these sizes alone."""
+        graph, given = traced(self.piece, numbers, self.frozen)
+        guards = tuple(Guard("==", variable(s), n) for s, n in numbers.items())
+        return Variant(guards, self.compiled(graph, given, numbers), tuple(given), ())
+
+    def symbolic(self, numbers: Mapping[str, int]) -> Variant | None:
+        """Compiled for all sizes that answer like these; None where that cannot be."""
+        names: dict[str, Index] = {s: variable(s) for s in numbers}
+        values = {variable(s): n for s, n in numbers.items()}
+        fixed: dict[Guard, None] = {}
+        while True:
+            asked = CallQuestions(values)
+            with asking(asked):
+                try:
+                    graph, given = traced(self.piece, names, self.frozen)
+                    equal = asked.equalities()
+                    if not equal:
+                        made = self.compiled(graph, given, names)
+                        equal = asked.equalities()
+                except TerrazzoError:
+                    return None
+            if not equal:
+                extra = tuple(v.name.removeprefix("size_") for v in graph.inputs[len(given):])
+                return Variant((*fixed, *asked.guards), made, tuple(given), extra)
+            fixed.update((g, None) for g in asked.guards if g.relation == "==")
+            names = {s: substitute(n, equal) for s, n in names.items()}
+            if not any(isinstance(n, Var) for n in names.values()):
+                return None
+
+    def compiled(self, graph: Graph, given: Sequence[Node], names: Names) -> Any:
+        strides = [_strides(n.meta["val"], names) for n in given]
+        strides += [None] * (len(graph.inputs) - len(given))
+        settings = knobs.now
+        if self.threads and settings.threads != self.threads:
+            settings = replace(settings, threads=self.threads)
+        return compile_graph(graph, strides=tuple(strides), options=Options(settings))
+
+
+def _strides(fake: Any, names: Names) -> tuple[Index, ...] | None:
+    """The strides of an input that is not row major."""
+    if fake.is_contiguous():
+        return None
+    return tuple(index_of(n, names) for n in fake.stride())
+
+
+def results(piece: Piece, numbers: Mapping[str, int]) -> list[Result]:
+    """How the outputs are allocated: shape, strides and type of each, as torch said."""
+    made = []
+    for node in piece.outputs:
+        fake = node.meta["val"]
+        shape = tuple(_number(n, numbers) for n in fake.shape)
+        strides = tuple(_number(n, numbers) for n in fake.stride())
+        dense = strides if is_dense(fake) else _row_major(shape)
+        made.append(Result(shape, dense, fake.dtype, None if is_dense(fake) else strides))
+    return made
+
+
+def _number(size: Any, numbers: Mapping[str, int]) -> int:
+    value = index_of(size, numbers)
+    assert isinstance(value, int)
+    return value
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))

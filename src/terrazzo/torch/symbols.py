@@ -1,0 +1,80 @@
+"""Torch's symbolic sizes as ours: expressions of sympy become index expressions.
+
+A symbol of torch's is at least 2 where it has a value while tracing ("backed"): 0 and 1 are
+numbers of their own there as here. One that data decides has none ("unbacked"), and so has what is
+made of it: code for such sizes is made for numbers, when they are known.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+from terrazzo.errors import UnsupportedOperator
+from terrazzo.index import Index, Var, maximum, minimum
+
+Names = Mapping[str, Index]  # what each symbol stands for, by its name
+
+
+def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Index]:
+    return lambda *parts: reduce(function, parts)
+
+
+def _power(base: Index, exponent: Index) -> Index:
+    if not isinstance(exponent, int) or exponent < 0:
+        raise UnsupportedOperator(f"a size that is a power of {exponent}")
+    return reduce(operator.mul, [base] * exponent, 1)
+
+
+# By the name of the class of sympy, or of torch.utils._sympy.functions.
+_FUNCTIONS: dict[str, Callable[..., Index]] = {
+    "Add": _folded(operator.add), "Mul": _folded(operator.mul), "Max": _folded(maximum),
+    "Min": _folded(minimum), "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
+    "CeilDiv": lambda a, b: (a + b - 1) // b, "Mod": operator.mod, "PythonMod": operator.mod,
+    "Pow": _power, "PowByNatural": _power,
+}  # fmt: skip
+
+
+def index_of(size: Any, names: Names) -> Index:
+    """A size of torch's (a number, a SymInt, an expression of sympy) in our algebra."""
+    if isinstance(size, int):
+        return size
+    node = getattr(size, "node", None)
+    return _converted(node.expr if node is not None else size, names)
+
+
+def _converted(expr: Any, names: Names) -> Index:
+    if expr.is_Symbol:
+        if expr.name not in names:
+            raise UnsupportedOperator(f"the size {expr.name} is known from data only")
+        return names[expr.name]
+    if expr.is_Integer:
+        return int(expr)
+    function = _FUNCTIONS.get(type(expr).__name__)
+    if function is None:
+        raise UnsupportedOperator(f"the size {expr}")
+    return function(*(_converted(part, names) for part in expr.args))
+
+
+def symbols_in(size: Any) -> set[str]:
+    """The names of the symbols that a size is made of."""
+    if isinstance(size, int):
+        return set()
+    return {s.name for s in size.node.expr.free_symbols}
+
+
+def hints_in(size: Any) -> dict[str, int]:
+    """What the symbols of a size are in the call that was traced, where there is such a number."""
+    if isinstance(size, int):
+        return {}
+    node = size.node
+    env = node.shape_env
+    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    return {s.name: int(known[s]) for s in node.expr.free_symbols if s in known}
+
+
+def variable(name: str) -> Var:
+    """The variable that stands for a symbol of torch's."""
+    return Var(name, 2)
