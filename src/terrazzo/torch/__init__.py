@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 # Public names, and the module that has each.
-_PUBLIC = {"explain": "terrazzo.torch.explain"}
+_PUBLIC = {"explain": "terrazzo.torch.report"}
 
 
 def __getattr__(name: str) -> Any:

@@ -44,7 +44,7 @@ def _dropout(x: Any, p: float, train: bool | None) -> Any:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = torch.bernoulli(torch.empty(x.shape, dtype=torch.bool), 1 - p)
+    mask = torch.ops.terrazzo.random_mask(x.shape, 1 - p)
     return x * mask * (1 / (1 - p)), mask
 
 

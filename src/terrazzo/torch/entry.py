@@ -57,6 +57,19 @@ def _spread(tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> An
     return made.copy_(tensor)
 
 
+def laid(tensor: Any, strides: tuple[int, ...]) -> Any:
+    """A tensor in these strides: itself where that is so."""
+    return tensor if tensor.stride() == strides else _spread(tensor, tensor.shape, strides)
+
+
+def laid_in_order(tensor: Any, order: tuple[int, ...] | None) -> Any:
+    """A tensor that is dense in this order of axes, or row major."""
+    if order is None:
+        return tensor.contiguous()
+    back = [order.index(d) for d in range(len(order))]
+    return tensor.permute(order).contiguous().permute(back)
+
+
 class Threads:
     """How many threads a call runs on: a number, or that of the knob, looked up when it changes."""
 
@@ -80,7 +93,15 @@ class Source:
 
     place: int = -1  # the number of an argument
     row: Any = None  # or a tensor of our own, which tells a size
-    is_row_major: bool = True
+    order: tuple[int, ...] | None = None  # of axes in memory, where it is not row major
+    has_gaps: bool = False  # not dense: read by strides, or copied
+
+    def stored(self, tensors: Sequence[Any]) -> Any:
+        """The tensor that the executable is to see."""
+        if self.row is not None:
+            return self.row
+        tensor = tensors[self.place].detach()
+        return tensor if self.order is None else tensor.permute(self.order)
 
 
 def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
@@ -102,7 +123,7 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
             scope[f"row{i}"] = source.row
             pointers.append(f"row{i}.data_ptr()")
             continue
-        if executable.strides[i] is None and not source.is_row_major:
+        if executable.strides[i] is None and source.has_gaps:
             lines.append(f"    x{source.place} = x{source.place}.contiguous()")
         pointers.append(f"x{source.place}.data_ptr()")
     for i, result in enumerate(made):
@@ -149,9 +170,7 @@ def _by_running(executable: Any, made: Sequence[Result], sources: Sequence[Sourc
     orders = [_order(r) for r in made]
 
     def run(*tensors: Any) -> Sequence[Any]:
-        given = [s.row if s.row is not None else tensors[s.place].detach() for s in sources]
-        # A piece that takes nothing has no tensor to tell that results are to be tensors.
-        found = executable.run(given, threads=threads)
+        found = executable.run([s.stored(tensors) for s in sources], threads=threads)
         return [_in_order(torch.as_tensor(y), order, r)
                 for y, order, r in zip(found, orders, made, strict=True)]
 

@@ -18,9 +18,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from terrazzo.errors import TerrazzoError, UnsupportedOperator
+from terrazzo.torch.convert import refusal
+from terrazzo.torch.entry import laid, laid_in_order
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.placement import Placement, Reason, base_of, is_scalar, place, root_of
-from terrazzo.torch.segment import Piece, Segment, is_dense, symbols_of
+from terrazzo.torch.segment import Piece, Segment, is_dense, order_of, symbols_of
 
 log = logging.getLogger("terrazzo.torch")
 
@@ -251,7 +253,26 @@ class _Writer:
     def torch_call(self, node: Node) -> None:
         self.calls += not is_scalar(node)
         self._call_line(node)
+        val = node.meta.get("val")
+        parts = [u for u in node.users if u.target is operator.getitem]
+        for part in [node] if isinstance(val, torch.Tensor) else parts:
+            if isinstance(part.meta.get("val"), torch.Tensor):
+                self._lay(part)
         self._note_sizes(node, self.symbol_sources)
+
+    def _lay(self, node: Node) -> None:
+        """Hold what torch answered in the strides that it said; not all calls take heed of it."""
+        fake = node.meta["val"]
+        if refusal(fake) is not None:
+            return
+        name = self.variable(node)
+        strides = tuple(fake.stride())
+        number = len(self.scope)
+        self.scope[f"lay_{number}"] = laid if all(isinstance(n, int) for n in strides) else (
+            laid_in_order)
+        self.scope[f"as_{number}"] = strides if all(isinstance(n, int) for n in strides) else (
+            order_of(fake))
+        self.lines.append(f"{name} = lay_{number}({name}, as_{number})")
 
     def literal(self, arg: Any) -> str:
         """An argument as source."""

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from terrazzo.compiler.driver import Options, compile_graph
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.compiler.options import Options
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
 from terrazzo.graph.ir import Graph, TensorType, Value, trace_scope
@@ -73,9 +74,9 @@ def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any]) -> tuple[Grap
     given = [n for n in piece.inputs if n not in frozen]
     module = piece.module
     into = Conversion({}, names, lambda path: operator.attrgetter(path)(module))
-    inputs = [fresh(n, names, f"x{i}") for i, n in enumerate(given)]
+    inputs = [_stored(fresh(n, names, f"x{i}"), n) for i, n in enumerate(given)]
     with trace_scope():
-        into.values.update(zip(given, inputs))
+        into.values.update((n, _as_seen(v, n)) for n, v in zip(given, inputs))
         into.values.update((n, constant_value(t)) for n, t in frozen.items() if n in piece.inputs)
         for node in piece.nodes:
             if node.target is operator.getitem:
@@ -85,6 +86,23 @@ def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any]) -> tuple[Grap
         outputs = tuple(_as_stored(into.values[n], n) for n in piece.outputs)
     sizes = _sizes_without_input(inputs, names)
     return Graph(piece.name, (*inputs, *sizes), outputs), given
+
+
+def _stored(value: Value, node: Node) -> Value:
+    """An input as it lies in memory."""
+    order = order_of(node.meta["val"])
+    if order is None:
+        return value
+    shape = tuple(value.type.shape[d] for d in order)
+    return Value(TensorType(shape, value.dtype), name=value.name)
+
+
+def _as_seen(value: Value, node: Node) -> Value:
+    """What lies in memory in another order of axes, in the order that the graph knows."""
+    order = order_of(node.meta["val"])
+    if order is None:
+        return value
+    return permute_dims(value, axes=tuple(order.index(d) for d in range(len(order))))
 
 
 def _as_stored(value: Value, node: Node) -> Value:
@@ -173,7 +191,7 @@ class Segment:
         """Where each input of the executable comes from: an argument, or an array for a size."""
         at = {n: i for i, n in enumerate(self.piece.inputs)}
         rows = [torch.empty(numbers[name], dtype=torch.int8) for name in variant.extra]
-        return [*(Source(at[n], is_row_major=n.meta["val"].is_contiguous())
+        return [*(Source(at[n], order=order_of(n.meta["val"]), has_gaps=not is_dense(n.meta["val"]))
                   for n in variant.given), *(Source(row=row) for row in rows)]
 
     def variant(self, numbers: Mapping[str, int]) -> Variant:
@@ -228,10 +246,14 @@ class Segment:
 
 
 def _strides(fake: Any, names: Names) -> tuple[Index, ...] | None:
-    """The strides of an input that is not row major."""
-    if fake.is_contiguous():
+    """The strides of an input that has gaps or repeats; None where it is read as it is, or copied.
+
+    A copy costs less than gathering along the last axis.
+    """
+    if is_dense(fake) or 0 in fake.shape:
         return None
-    return tuple(index_of(n, names) for n in fake.stride())
+    steps = tuple(0 if n == 1 else index_of(s, names) for n, s in zip(fake.shape, fake.stride()))
+    return steps if steps[-1] in (0, 1) else None
 
 
 def results(piece: Piece, numbers: Mapping[str, int]) -> list[Result]:
