@@ -9,8 +9,8 @@ from typing import Any
 
 import terrazzo.ops.activation as activation
 import terrazzo.ops.elementwise as e
-from terrazzo.dtypes import as_dtype, bool_
-from terrazzo.graph.ir import TensorType, Value
+from terrazzo.dtypes import bool_
+from terrazzo.graph.ir import TensorType, Value, operator_named
 from terrazzo.torch.aten.registry import CONVERTERS, Converter, aten, converts, unsupported
 
 # How torch finds the type of a result: `ELEMENTWISE_TYPE_PROMOTION_KIND` of torch._prims_common.
@@ -18,34 +18,34 @@ DEFAULT, TO_FLOAT, COMPARES = "DEFAULT", "INT_TO_FLOAT", "ALWAYS_BOOL"
 
 # ATen's name (all overloads that take a tensor or number in each place) -> ours.
 _PLAIN = {
-    "maximum": e.maximum, "minimum": e.minimum, "fmod": e.fmod, "remainder": e.remainder,
-    "neg": e.negative, "sign": e.sign, "sgn": e.sign, "floor": e.floor, "ceil": e.ceil,
-    "trunc": e.trunc, "relu": activation.relu,
-    "bitwise_and": e.bitwise_and, "bitwise_or": e.bitwise_or, "bitwise_xor": e.bitwise_xor,
-    "bitwise_not": e.bitwise_invert, "bitwise_left_shift": e.bitwise_left_shift,
-    "bitwise_right_shift": e.bitwise_right_shift, "abs": e.absolute, "hypot": e.hypot,
-    "silu": activation.silu, "mish": activation.mish, "relu6": activation.relu6,
-    "hardswish": activation.hardswish,
+    "maximum": "maximum", "minimum": "minimum", "fmod": "fmod", "remainder": "remainder",
+    "neg": "negative", "sign": "sign", "sgn": "sign", "floor": "floor", "ceil": "ceil",
+    "trunc": "trunc", "relu": "relu",
+    "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
+    "bitwise_not": "bitwise_invert", "bitwise_left_shift": "bitwise_left_shift",
+    "bitwise_right_shift": "bitwise_right_shift", "abs": "absolute", "hypot": "hypot",
+    "silu": "silu", "mish": "mish", "relu6": "relu6",
+    "hardswish": "hardswish",
 }  # fmt: skip
 _TO_FLOAT = {
-    "sqrt": e.sqrt, "rsqrt": e.rsqrt, "exp": e.exp, "exp2": e.exp2, "expm1": e.expm1,
-    "log": e.log, "log2": e.log2, "log10": e.log10, "log1p": e.log1p, "sin": e.sin, "cos": e.cos,
-    "tan": e.tan, "asin": e.asin, "acos": e.acos, "atan": e.atan, "sinh": e.sinh, "cosh": e.cosh,
-    "tanh": e.tanh, "asinh": e.asinh, "acosh": e.acosh, "atanh": e.atanh, "erf": e.erf,
-    "erfc": e.erfc, "erfinv": e.erfinv, "lgamma": e.lgamma, "digamma": e.digamma,
-    "sigmoid": e.sigmoid, "atan2": e.atan2, "reciprocal": activation.reciprocal,
-    "copysign": e.copysign,
+    "sqrt": "sqrt", "rsqrt": "rsqrt", "exp": "exp", "exp2": "exp2", "expm1": "expm1",
+    "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p", "sin": "sin", "cos": "cos",
+    "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
+    "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf",
+    "erfc": "erfc", "erfinv": "erfinv", "lgamma": "lgamma", "digamma": "digamma",
+    "sigmoid": "sigmoid", "atan2": "atan2", "reciprocal": "reciprocal",
+    "copysign": "copysign",
 }  # fmt: skip
 _COMPARES = {
-    "eq": e.equal, "ne": e.not_equal, "lt": e.less, "le": e.less_equal, "gt": e.greater,
-    "ge": e.greater_equal, "isnan": e.isnan, "isinf": e.isinf,
-    "logical_and": e.logical_and, "logical_or": e.logical_or, "logical_xor": e.logical_xor,
-    "logical_not": e.logical_not, "signbit": e.signbit,
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal", "isnan": "isnan", "isinf": "isinf",
+    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
+    "logical_not": "logical_not", "signbit": "signbit",
 }  # fmt: skip
 
 for _kind, _table in ((DEFAULT, _PLAIN), (TO_FLOAT, _TO_FLOAT), (COMPARES, _COMPARES)):
-    CONVERTERS.update({f"aten.{name}": Converter(function, promotes=_kind)
-                       for name, function in _table.items()})
+    CONVERTERS.update({f"aten.{name}": Converter(operator_named(ours), promotes=_kind)
+                       for name, ours in _table.items()})
 
 
 def _scaled(y: Any, alpha: Any) -> Any:
@@ -216,8 +216,3 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Any:
     if isinstance(value, Value):
         value = e.astype(value, dtype=x.dtype)
     return e.where(mask, value, x)
-
-
-def numpy_free_dtype(dtype: Any) -> Any:
-    """Our type of the same name as torch's."""
-    return as_dtype(str(dtype).removeprefix("torch."))
