@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.gemm import lower_contraction
 from terrazzo.chips.cpu.llvm.kernel import compile_function
@@ -73,7 +74,7 @@ def _kernel(case: Case) -> tuple[Callable[..., None], float]:
     dtype = as_dtype(case.dtype)
     graph, _ = trace(case.ours, [TensorType(s, dtype) for s in case.shapes])
     graph, _ = canonicalize(graph)
-    (group,) = fusion.fuse(graph).groups
+    (group,) = fusion.fuse(graph, Cpu.fusion_limits).groups
     before = time.perf_counter()
     function = lower_contraction(group.program, host())
     assert function is not None

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.base.scalar import loads
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.llvm import vmath
 from terrazzo.errors import VerifyError
 from terrazzo.graph import passes
+from terrazzo.graph.fusion import composing, writing
 from terrazzo.graph.ir import apply, constant, operator_named
 from terrazzo.loop.ir import Store
 from terrazzo.loop.ir import rewrite as rewrite_loops
@@ -28,6 +30,46 @@ def blamed(function: Any, *args: Any, **options: Any) -> VerifyError:
 def arrays_of(*shapes: tuple[int, ...]) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+def test_wrong_composing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = composing.inline
+
+    def unsound(body: Any, producers: Any) -> Any:
+        made = sound(body, producers)
+        composed = any(load.source in producers for load in loads(body))
+        return made * 2.0 if composed and made.dtype.is_float else made
+
+    monkeypatch.setattr(composing, "inline", unsound)
+    error = blamed(lambda x: tz.tanh(x) * 3)
+    assert error.level == "expr" and (
+        "composing of values into their readers" in (error.operator or ""))
+
+
+def spoil_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of several stages come out wrong: none of them may be merged."""
+    sound = writing._rebound
+
+    def unsound(stages: Any, table: Any) -> Any:
+        made = sound(stages, table)
+        if len(stages) > 1:
+            made[-1] = table[stages[-1]] = replace(made[-1], body=made[-1].body * 2.0)
+        return made
+
+    monkeypatch.setattr(writing, "_rebound", unsound)
+
+
+def test_wrong_sharing_of_loops_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_programs(monkeypatch)
+    error = blamed(lambda x: tz.exp(x) / tz.sum(tz.exp(x), axis=-1, keepdims=True))
+    assert error.level == "expr" and "sharing of loops" in (error.operator or "")
+
+
+def test_wrong_merging_of_siblings_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_programs(monkeypatch)
+    monkeypatch.setattr(Cpu, "fusion_limits", replace(Cpu.fusion_limits, shared=64))
+    error = blamed(lambda x: (tz.exp(x), x * 2), *arrays_of((16, 32)), kinds=("given",))
+    assert error.level == "expr" and "merging of siblings" in (error.operator or "")
 
 
 def test_a_wrong_schedule_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from terrazzo.dtypes import float32
 from terrazzo.expr import evaluate as expr_evaluate
 from terrazzo.graph.autodiff import grad_function
 from terrazzo.graph.evaluate import run
-from terrazzo.graph.fusion import MOST_STAGES, fuse
+from terrazzo.graph.fusion import fuse
 from terrazzo.graph.ir import Graph, TensorType, Value, constant
 from terrazzo.graph.trace import trace
 from terrazzo.loop import interpret
@@ -236,7 +236,7 @@ def test_long_programs_are_right(name: str, rng: np.random.Generator) -> None:
 # ---------------------------------------------------------------- where kernels end
 def test_kernels_end_and_turns_of_a_loop_share_them() -> None:
     lowering = lowered("softmaxes", 200)
-    assert all(len(g.program.stages) <= MOST_STAGES for g in lowering.fused.groups)
+    assert all(len(g.program.stages) <= Cpu.fusion_limits.stages for g in lowering.fused.groups)
     assert len(lowering.fused.groups) > 10
     assert len(set(lowering.functions)) <= 4
 
@@ -267,7 +267,7 @@ def random_graph(rng: np.random.Generator, count: int) -> Graph:
 @pytest.mark.parametrize("seed", range(30))
 def test_every_kernel_follows_those_it_reads(seed: int) -> None:
     graph = Lowering(inlined(random_graph(np.random.default_rng(seed), 120)), Cpu()).graph
-    fused = fuse(graph)
+    fused = fuse(graph, Cpu.fusion_limits)
     made: set[Value] = {*graph.inputs, *fused.constants}
     assert len(fused.groups) > 10
     for group in fused.groups:

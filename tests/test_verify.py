@@ -19,8 +19,8 @@ from terrazzo.compiler import kernels
 from terrazzo.compiler import rewriting as way_down
 from terrazzo.dtypes import as_dtype, bfloat16, float16, float32, float64, int32
 from terrazzo.errors import ArgumentError, VerifyError
-from terrazzo.graph import fusion
 from terrazzo.graph import rewrite as rewriting
+from terrazzo.graph.fusion import composing
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.passes import recognize
 from terrazzo.graph.rewrite import P, Wild, rewrite_rule
@@ -120,15 +120,16 @@ def test_a_wrong_reference_is_blamed_on_the_graph() -> None:
 
 
 def test_wrong_fusion_is_blamed_on_the_expression(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = fusion.inline
+    sound = composing.inline
 
     def unsound(body: Any, producers: Any) -> Any:
         result = sound(body, producers)
         return result * 1.01 if result.dtype.is_float else result
 
-    monkeypatch.setattr(fusion, "inline", unsound)
+    monkeypatch.setattr(composing, "inline", unsound)
     error = blamed(gelu)
     assert error.level == "expr" and "k_multiply" in (error.operator or "")
+    assert "an operator's own expression" in (error.operator or "")
 
 
 def test_a_wrong_bound_is_blamed_on_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:

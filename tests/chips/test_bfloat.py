@@ -11,6 +11,7 @@ import pytest
 from terrazzo.chips.cpu import pool
 from terrazzo.chips.cpu import templates as cpu_templates
 from terrazzo.chips.cpu.bfloat import adds_pairs, lower_bfloat_product
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec, cpu_spec, host
 from terrazzo.chips.cpu.llvm import jit
 from terrazzo.chips.cpu.llvm.kernel import Kernel, compile_function, llvm_text
@@ -57,7 +58,8 @@ def contraction(function: Callable[..., Any], shapes: Sequence[Sequence[Any]],
                 dtype: DType = bfloat16) -> Program:
     graph, _ = trace(function, [TensorType(tuple(s), dtype) for s in shapes])
     graph, _ = canonicalize(graph)
-    (found,) = [g.program for g in fusion.fuse(graph).groups if g.program.kind == "contraction"]
+    (found,) = [g.program for g in fusion.fuse(graph, Cpu.fusion_limits).groups
+                if g.program.kind == "contraction"]
     return found
 
 

@@ -57,7 +57,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def programs(function: Callable[..., Any], shapes: Sequence[Sequence[Any]],
              dtype: DType = float32) -> list[Program]:
     graph, _ = trace(function, [TensorType(tuple(s), dtype) for s in shapes])
-    return [g.program for g in fusion.fuse(canonicalize(graph)[0]).groups]
+    return [g.program for g in fusion.fuse(canonicalize(graph)[0], Cpu.fusion_limits).groups]
 
 
 def convolution(function: Callable[..., Any], shapes: Sequence[Sequence[Any]],

@@ -278,7 +278,7 @@ def test_channels_apart(chip: ChipSpec, case: Any, lying: str) -> None:
 # ---------------------------------------------------------------- which code comes out
 def contraction(function: Callable[..., Any], arrays: Sequence[np.ndarray]) -> Program:
     graph, _ = trace(function, [TensorType(a.shape, as_dtype(a.dtype)) for a in arrays])
-    (found,) = [g.program for g in fusion.fuse(canonicalize(graph)[0]).groups
+    (found,) = [g.program for g in fusion.fuse(canonicalize(graph)[0], Cpu.fusion_limits).groups
                 if g.program.kind == "contraction"]
     return found
 

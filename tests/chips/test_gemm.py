@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
 from terrazzo.chips.cpu.gemm import lower_contraction
 from terrazzo.chips.cpu.llvm import jit
@@ -50,7 +51,7 @@ def contraction(function: Callable[..., Any], shapes: Sequence[Sequence[Any]],
                 dtype: DType = float32) -> Program:
     graph, _ = trace(function, [TensorType(tuple(s), dtype) for s in shapes])
     graph, _ = canonicalize(graph)
-    programs = [g.program for g in fusion.fuse(graph).groups]
+    programs = [g.program for g in fusion.fuse(graph, Cpu.fusion_limits).groups]
     (found,) = [p for p in programs if p.kind == "contraction"]
     return found
 

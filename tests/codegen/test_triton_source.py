@@ -51,6 +51,7 @@ if __name__ != "__main__":
     from terrazzo.errors import UnsupportedDType, UnsupportedOperator
     from terrazzo.expr.evaluate import run as evaluate
     from terrazzo.expr.ir import Program, compute, placeholder, reduce_axis
+    from terrazzo.expr.limits import FusionLimits
     from terrazzo.graph import fusion
     from terrazzo.graph.ir import OPERATORS as ops
     from terrazzo.graph.ir import TensorType
@@ -189,7 +190,7 @@ def T(*shape: Any, dtype: DType = float32) -> TensorType:
 def programs(function: Any, *types: TensorType) -> tuple[Any, list[fusion.Group]]:
     graph, _ = trace(function, list(types))
     graph, _ = canonicalize(graph)
-    fused = fusion.fuse(graph)
+    fused = fusion.fuse(graph, FusionLimits())
     return fused, list(fused.groups)
 
 

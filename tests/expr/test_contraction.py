@@ -16,6 +16,7 @@ from terrazzo.chips.cpu.description import host
 from terrazzo.dtypes import as_dtype
 from terrazzo.expr.contraction import match_contraction
 from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.limits import FusionLimits
 from terrazzo.expr.reductions import rename_axes
 from terrazzo.expr.structure import structure
 from terrazzo.graph import fusion
@@ -105,7 +106,7 @@ CASES = {
 def contraction(case: Case) -> tuple[Program, frozenset[Tensor]]:
     types = [TensorType(tuple(shape), as_dtype(dtype)) for shape, dtype in case.inputs]
     graph, _ = trace(case.function, types)
-    fused = fusion.fuse(canonicalize(graph)[0])
+    fused = fusion.fuse(canonicalize(graph)[0], FusionLimits())
     (group,) = [g for g in fused.groups if g.program.kind == "contraction"]
     constants = frozenset(t for t, v in zip(group.program.inputs, group.inputs, strict=True)
                           if fused.root(v) in fused.constants)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import terrazzo as tz
+from terrazzo.expr.limits import FusionLimits
 from terrazzo.expr.work import work
 from terrazzo.graph.fusion import fuse
 from terrazzo.graph.ir import TensorType
@@ -21,5 +22,5 @@ from terrazzo.graph.trace import trace
 ])
 def test_flops(function: Any, shapes: list[tuple[int, ...]], flops: int) -> None:
     graph, _ = trace(function, [TensorType(s, tz.float32) for s in shapes])
-    groups = fuse(canonicalize(graph)[0]).groups
+    groups = fuse(canonicalize(graph)[0], FusionLimits()).groups
     assert sum(int(work(g.program)[0]) for g in groups) == flops

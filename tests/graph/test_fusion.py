@@ -1,14 +1,21 @@
 """Which operators share a kernel, and that sharing changes no value."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.expr import evaluate as expr_evaluate
 from terrazzo.expr.convolution import match_convolution
 from terrazzo.expr.ir import reads
+from terrazzo.expr.limits import FusionLimits
 from terrazzo.graph import evaluate
-from terrazzo.graph.fusion import fuse
+from terrazzo.graph.fusion import DOING_NOTHING, fuse
+from terrazzo.graph.fusion.composing import compose
+from terrazzo.graph.fusion.sharing import share_loops
+from terrazzo.graph.fusion.siblings import merge_siblings
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.passes import canonicalize, inline_composites
 from terrazzo.graph.trace import trace
@@ -17,7 +24,7 @@ from terrazzo.graph.trace import trace
 def fused(function, *shapes, dtype=tz.float32):
     graph, _ = trace(function, [TensorType(s, dtype) for s in shapes])
     graph = inline_composites(graph, whole=lambda node: False)
-    return fuse(canonicalize(graph)[0])
+    return fuse(canonicalize(graph)[0], Cpu.fusion_limits)
 
 
 def kinds(result):
@@ -141,8 +148,9 @@ def test_attention_reads_heads_where_they_lie_and_stores_them_side_by_side():
         return tz.reshape(y, shape=(2, 5, 12)) @ w
 
     types = [TensorType(shape, tz.float32) for shape in ((2, 5, 12), (12, 36))]
-    groups = fuse(canonicalize(inline_composites(
-        trace(layer, types)[0], whole=lambda node: node.op.keep_whole))[0]).groups
+    graph = canonicalize(inline_composites(
+        trace(layer, types)[0], whole=lambda node: node.op.keep_whole))[0]
+    groups = fuse(graph, Cpu.fusion_limits).groups
     assert [g.program.kind for g in groups] == ["contraction", "attention", "contraction"]
     assert [t.offset for t in groups[1].program.inputs] == [0, 12, 24]
 
@@ -208,10 +216,33 @@ def test_what_scatters_into_a_number_all_over_needs_no_tensor_of_it():
     types = [TensorType((6, 40), tz.float32), TensorType((4,), tz.int64),
              TensorType((4, 40), tz.float32)]
     graph = inline_composites(trace(function, types)[0])
-    names = [g.program.name for g in fuse(graph).groups]
+    names = [g.program.name for g in fuse(graph, Cpu.fusion_limits).groups]
     assert sum("full" in name for name in names) == 1 and sum("scatter" in n for n in names) == 2
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(6, 40)).astype(np.float32), np.array([5, 0, 5, -1]),
               rng.normal(size=(4, 40)).astype(np.float32)]
     for got, want in zip(tz.jit(function)(*arrays), evaluate.run(graph, arrays), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def pieces(graph, limits):
+    """How many pieces a graph is in: as it comes, and after each of the three passes."""
+    staged = compose(graph, limits, {})
+    clusters = share_loops(staged, limits)
+    apart = len(list(clusters))
+    merge_siblings(clusters, limits)
+    return [len(graph.nodes), len(staged.parts), apart, len(list(clusters))]
+
+
+@pytest.mark.parametrize("limits", [FusionLimits(), Cpu.fusion_limits])
+def test_every_pass_makes_fewer_pieces_and_can_be_left_out(limits):
+    def function(x):
+        return tz.softmax(x * 2), tz.exp(x), x + 1
+
+    limits = replace(limits, shared=64)
+    graph = fused(function, (64, 64)).graph
+    counts = pieces(graph, limits)
+    assert counts == sorted(set(counts), reverse=True)
+    for i, (name, nothing) in enumerate(DOING_NOTHING):
+        counts = pieces(graph, replace(limits, **nothing))
+        assert counts[i] == counts[i + 1], name

@@ -67,16 +67,16 @@ def test_a_sibling_that_waits_for_the_other(rng: np.random.Generator) -> None:
 
 def test_many_readers_of_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work grows with the number of readers, not with its square."""
-    from terrazzo.graph import fusion
+    from terrazzo.graph.fusion import siblings
 
     asked = 0
-    ask = fusion._Fuser.are_siblings
+    ask = siblings.are_siblings
 
     def counting(*args: Any) -> bool:
         nonlocal asked
         asked += 1
         return ask(*args)
 
-    monkeypatch.setattr(fusion._Fuser, "are_siblings", counting)
+    monkeypatch.setattr(siblings, "are_siblings", counting)
     assert kernels(lambda x, y: tuple(tz.sum(x + i, axis=1) for i in range(60)), LARGE) < 20
-    assert asked < 60 * fusion.MOST_SIBLINGS
+    assert asked < 60 * Cpu.fusion_limits.siblings

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from terrazzo.chips.memory import HOST, HostMemory
 from terrazzo.chips.spec import ChipSpec, Roofline
 from terrazzo.errors import ArgumentError, DeviceError
+from terrazzo.expr.limits import FusionLimits
 from terrazzo.knobs import Settings
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Chip(ABC):
     """Whether code is good for other processes, and so kept on disk."""
     absence: str = ""
     """Why nothing can run on it here; empty where it can."""
+    fusion_limits: FusionLimits = FusionLimits()
+    """Up to where operators are made one kernel."""
 
     @property
     def name(self) -> str:

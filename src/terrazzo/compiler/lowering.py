@@ -57,7 +57,7 @@ class Lowering:
     @cached_property
     def fused(self) -> Fused:
         """L2: the graph divided into programs."""
-        fused = fuse(self.graph, strides={v: s for v, s in zip(
+        fused = fuse(self.graph, self.chip.fusion_limits, strides={v: s for v, s in zip(
             self.graph.inputs, self.input_strides, strict=True) if s is not None})
         return readers_first(fused, self._overwriting)
 

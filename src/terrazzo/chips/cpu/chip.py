@@ -14,6 +14,7 @@ from terrazzo.chips.cpu.code import NativeCode
 from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.llvm import jit, worker
 from terrazzo.chips.spec import ChipSpec, Roofline
+from terrazzo.expr.limits import FusionLimits
 from terrazzo.knobs import Settings, thread_count
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ class Cpu(Chip):
 
     levels = (*LEVELS, "llvm", "asm", "triton")
     program_levels = ("triton",)
+    # A core's own cache holds less than `shared` elements for long, and one thread does up to
+    # `alone` of them before others could help.
+    fusion_limits = FusionLimits(
+        recomputed=6, broadcast=2, operations=128, epilogue=64, stages=48, length=2048,
+        siblings=8, shared=1 << 18, rows=8, alone=1 << 14)
 
     def __init__(self, spec: ChipSpec | None = None):
         self.spec = spec or host()

@@ -44,7 +44,7 @@ from terrazzo.tools.verify.blame import apart, culprit
 from terrazzo.tools.verify.bounded import Bounded, exactly
 from terrazzo.tools.verify.comparison import Difference, compare
 from terrazzo.tools.verify.kernels import GARBAGE, fenced, interpreted, statements
-from terrazzo.tools.verify.stages import stage_of_code, stage_of_loops
+from terrazzo.tools.verify.stages import stage_of_code, stage_of_loops, stage_of_program
 
 LEVELS = ("graph", "expr", "loop", "code", "gradient")
 LOOP_LIMIT = 20_000  # statements that the interpreter of Loop IR may run for one kernel
@@ -158,45 +158,44 @@ class Subject:
         memory: dict[Value, np.ndarray] = dict(zip(graph.inputs, arrays, strict=True))
         for node, _, results, _ in _walk(graph, arrays):
             memory.update(zip(node.outputs, results, strict=True))
-        # Numbers that fusion made are in no graph.
-        memory.update({v: v.node.attrs["value"] for group in groups for v in group.inputs
-                       if v not in memory and v.node is not None})
         for i, group in enumerate(groups):
-            inputs = [memory[v] for v in group.inputs]
+            inputs = _held(group.inputs, memory)
             expected = _group_bounds(group, graph, memory, dims)
             what = f"{group.program.name} ({', '.join(n.op.name for n in group.nodes)})"
             for level, run in self._runs(i, group, inputs, dims, levels, notes):
                 with _blaming(level, what):
                     results = run()
-                for value, bounded, got in zip(group.outputs, expected, results, strict=True):
-                    difference = compare(
-                        got.reshape(bounded.value.shape), bounded, value.dtype)
+                for difference in _differences(group, expected, results):
                     notes.compared(level, difference)
                     if difference.index is not None:
-                        stage = self._stage(level, i, inputs, dims, expected)
-                        raise Wrong(level, f"{what}{stage}", difference, group.nodes[-1].where)
+                        stage = self._stage(level, i, memory, dims, expected)
+                        raise Wrong(level, f"{what}: {stage}", difference, group.nodes[-1].where)
 
-    def _stage(self, level: str, i: int, inputs: Sequence[np.ndarray], dims: Mapping[Var, int],
-               expected: Sequence[Bounded]) -> str:
-        """What within a level is to blame, for the message."""
+    def _stage(self, level: str, i: int, memory: Mapping[Value, np.ndarray],
+               dims: Mapping[Var, int], expected: Sequence[Bounded]) -> str:
+        """What within a level is to blame."""
         group, chip = self.lowering.fused.groups[i], self.options.chip
 
         def is_right(results: Sequence[np.ndarray]) -> bool:
-            return all(compare(
-                got.reshape(bounded.value.shape), bounded, value.dtype).index is None
-                for value, bounded, got in zip(group.outputs, expected, results, strict=True))
+            return all(d.index is None for d in _differences(group, expected, results))
 
-        if level == "loop":
-            constants = self.lowering.constants_of(group)
-            return f": {stage_of_loops(group, chip, constants, inputs, dims, is_right)}"
-        return f": {stage_of_code(self.lowering.functions[i], chip)}" if level == "code" else ""
+        def comes_out_right(other: Group) -> bool:
+            return not _has_expression(other) or all(d.index is None for d in _differences(
+                other, _group_bounds(other, self.lowering.graph, memory, dims),
+                expr_evaluate.run(other.program, _held(other.inputs, memory), dims)))
+
+        if level == "expr":
+            return stage_of_program(group, self.lowering.graph, chip, comes_out_right)
+        if level == "code":
+            return stage_of_code(self.lowering.functions[i], chip)
+        return stage_of_loops(group, chip, self.lowering.constants_of(group),
+                              _held(group.inputs, memory), dims, is_right)
 
     def _runs(self, i: int, group: Group, inputs: Sequence[np.ndarray], dims: Mapping[Var, int],
               levels: Sequence[str], notes: Notes
               ) -> Iterator[tuple[str, Callable[[], list[np.ndarray]]]]:
         """The ways to compute a group, from the highest level down."""
-        expression = group.program.kind in ("pointwise", "rows", "contraction")
-        if "expr" in levels and expression:
+        if "expr" in levels and _has_expression(group):
             yield "expr", lambda: expr_evaluate.run(group.program, inputs, dims)
         elif "expr" in levels:
             notes.skipped("expr", group.program.name, "its kernel is made of loops directly")
@@ -397,12 +396,30 @@ def cut(outputs: Sequence[Value], leaves: Sequence[Value]) -> Graph:
     return Graph("part", inputs, tuple(table[v] for v in outputs))
 
 
+def _has_expression(group: Group) -> bool:
+    """Whether a kernel is made of tensor expressions."""
+    return group.program.kind in ("pointwise", "rows", "contraction")
+
+
+def _held(values: Sequence[Value], memory: Mapping[Value, np.ndarray]) -> list[np.ndarray]:
+    # Numbers that fusion made are in no graph.
+    return [v.node.attrs["value"] if v not in memory and v.node is not None else memory[v]
+            for v in values]
+
+
+def _differences(group: Group, expected: Sequence[Bounded], results: Sequence[np.ndarray]
+                 ) -> Iterator[Difference]:
+    """How far each result of a group is from what it should be."""
+    for value, bounded, got in zip(group.outputs, expected, results, strict=True):
+        yield compare(got.reshape(bounded.value.shape), bounded, value.dtype)
+
+
 def _group_bounds(group: Group, graph: Graph, memory: Mapping[Value, np.ndarray],
                   dims: Mapping[Var, int]) -> list[Bounded]:
     # A program does not list inputs that no element of it reads, such as those of empty tensors.
     leaves = list(dict.fromkeys((*group.inputs, *graph.inputs)))
     part = cut(group.outputs, leaves)
-    found = error_bounds.follow(part, [exactly(memory[v]) for v in leaves], dims)
+    found = error_bounds.follow(part, [exactly(a) for a in _held(leaves, memory)], dims)
     return [found[v] for v in part.outputs]
 
 

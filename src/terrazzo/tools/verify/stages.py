@@ -7,6 +7,7 @@ out right is the one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from terrazzo.errors import TerrazzoError
 from terrazzo.expr.ir import Tensor
 from terrazzo.expr.lower import lower
 from terrazzo.expr.schedule import Schedule
-from terrazzo.graph.fusion import Group
+from terrazzo.graph.fusion import DOING_NOTHING, Group, fuse
+from terrazzo.graph.ir import Graph
 from terrazzo.index import Var
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Buffer, For, Function, Store
@@ -27,6 +29,17 @@ from terrazzo.tools.verify.kernels import interpreted
 IsRight = Callable[[Sequence[np.ndarray]], bool]
 _COUNT = 64  # elements on which a function of elements is tried
 _ULP = 64  # by which it may be off: what is broken is off by far more
+
+
+def stage_of_program(group: Group, graph: Graph, chip: Chip, is_right: Callable[[Group], bool]
+                     ) -> str:
+    """Which pass of fusion made a program wrong, by leaving them out from the last one on."""
+    limits, nodes = chip.fusion_limits, set(group.nodes)
+    for name, nothing in reversed(DOING_NOTHING):
+        limits = replace(limits, **nothing)
+        if all(is_right(g) for g in fuse(graph, limits).groups if not nodes.isdisjoint(g.nodes)):
+            return name
+    return "an operator's own expression"
 
 
 def stage_of_loops(group: Group, chip: Chip, constants: frozenset[Tensor],
