@@ -141,17 +141,27 @@ def test_imports_only_from_rooms_below(file: Path) -> None:
     assert not violations(file.read_text(), importer, file.name == "__init__.py")
 
 
-def test_table_has_no_circle() -> None:
-    settled: set[str] = set()
-    rooms = {
+def test_rooms_stand_on_those_before_them() -> None:
+    order = list(ROOMS)
+    for place, room in enumerate(order):
         # The files of graph that ops may use are no dependency on the room.
-        room: {other for other in below if other in ROOMS}
-        for room, below in ROOMS.items()
-    }
-    while rooms.keys() - settled:
-        ready = {room for room in rooms.keys() - settled if rooms[room] <= settled}
-        assert ready, f"these rooms import each other: {sorted(rooms.keys() - settled)}"
-        settled |= ready
+        above = ROOMS[room].intersection(order[place:])
+        assert not above, f"{room} imports {sorted(above)}, which must stand before it"
+
+
+def test_the_map_shows_the_rooms() -> None:
+    design = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
+    rows = design.partition("## Rooms")[2].partition("\n## ")[0].splitlines()
+    assert [row.split("`")[1] for row in rows if row.startswith("| `")] == list(ROOMS)
+
+
+def test_tests_stand_in_rooms() -> None:
+    """Folders of tests are named after rooms, or say what else they are about."""
+    others = {"benchmarks", "docs", "errors", "index", "session"}
+    names = {room.partition(".")[0] for room in ROOMS} | others
+    folders = {p.name for p in Path(__file__).parent.iterdir()
+               if p.is_dir() and any(p.rglob("test_*.py"))}
+    assert folders <= names, folders - names
 
 
 @pytest.mark.parametrize(

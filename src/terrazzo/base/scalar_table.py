@@ -2,7 +2,7 @@
 
 What each column says stands in `scalar_op.py`. Operators, gradients, numpy's functions, code of
 each chip, Triton's text, torch, ONNX, `te`, `verify` and the fuzzer are made from the rows;
-`tests/test_scalar_table.py` names what is missing in one.
+`tests/base/test_scalar_table.py` names what is missing in one.
 """
 
 from __future__ import annotations

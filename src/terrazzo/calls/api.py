@@ -75,9 +75,9 @@ def compile(model: Any) -> Executable:
 
     session = Session(model, reference=False)
     if session.whole is None:
-        from terrazzo.frontends.onnx.session.report import placement
+        from terrazzo.frontends.onnx.session.report import COMPILED, placement
 
-        left = next((p for p in placement(session) if p.where != "compiled"), None)
+        left = next((p for p in placement(session) if p.where != COMPILED), None)
         raise CompileError("the model is not one executable: " + (
             f"{left.node} runs {left.where}: {left.why}" if left is not None else
             "its inputs are not tensors of known rank"),

@@ -149,7 +149,7 @@ def compile_model(model: Annotated[str, typer.Argument(metavar="MODEL", help="An
 def info(path: str, rewrites: bool) -> None:
     """Show what a model is, what it costs, and what runs where and why."""
     from terrazzo.frontends.onnx.session import Session
-    from terrazzo.frontends.onnx.session.report import report
+    from terrazzo.frontends.onnx.session.report import COMPILED, report
 
     shown = report(Session(path, compile_now=False))
     table = Table(show_header=False, box=None)
@@ -167,7 +167,7 @@ def info(path: str, rewrites: bool) -> None:
     places = Counter(p.where for p in shown.placement)
     console.print("runs: " + ", ".join(f"{count} nodes {where}" for where, count in
                                        places.most_common()))
-    others = [p for p in shown.placement if p.where != "compiled"]
+    others = [p for p in shown.placement if p.where != COMPILED]
     if others:
         rest = Table("node", "runs", "because")
         for placed in others:

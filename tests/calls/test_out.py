@@ -22,7 +22,7 @@ from terrazzo.graph.ir import Graph, TensorType, operator_named
 from terrazzo.graph.trace import trace
 from terrazzo.runtime.artifact import Over
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "graph")]
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from test_every_operator import (  # noqa: E402
     LONG,

@@ -16,7 +16,7 @@ from terrazzo.frontends.onnx.session import Session
 from terrazzo.tools.cli import commands as cli
 from terrazzo.tools.cli import models as cli_models
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from onnx_models import bert, resnet
 
 pytestmark = pytest.mark.onnx

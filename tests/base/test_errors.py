@@ -72,7 +72,7 @@ def test_traced_control_flow_names_the_users_line_and_the_way_out() -> None:
     with pytest.raises(errors.TracedControlFlow) as caught:
         branch_on_a_tensor()
     text = str(caught.value)
-    assert "test_errors_module.py:" in text and "in branch_on_a_tensor" in text
+    assert "test_errors.py:" in text and "in branch_on_a_tensor" in text
     for way_out in ("tz.where", "tz.cond", "tz.while_loop", "tz.scan"):
         assert way_out in text
 
@@ -89,7 +89,7 @@ def test_user_location_gives_file_line_and_function() -> None:
     here = errors.user_location()
     assert here is not None
     place, function = here.split(" in ")
-    assert place.rpartition(":")[0].endswith("test_errors_module.py")
+    assert place.rpartition(":")[0].endswith("test_errors.py")
     assert int(place.rpartition(":")[2]) > 1
     assert function == "test_user_location_gives_file_line_and_function"
 
@@ -103,7 +103,7 @@ def test_user_location_skips_the_standard_library() -> None:
 
     locate.register(int, lambda x: errors.user_location())
     location = locate(1)  # arrives here through functools
-    assert location is not None and "test_errors_module.py" in location
+    assert location is not None and "test_errors.py" in location
 
 
 def test_user_location_at_module_level_names_no_function() -> None:

@@ -19,7 +19,7 @@ from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import Graph, TensorType, operator_named
 from terrazzo.graph.trace import trace
 
-sys.path[:0] = [str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from test_every_operator import CASES, DIFFERENTIABLE, TOLERANCE, Case, inputs_of  # noqa: E402
 
