@@ -101,7 +101,7 @@ def gradient_of(function: Any) -> Any:
     def pulled(*values: Any) -> Any:
         graph, _ = trace(function, [v.type for v in values])
         back = vjp_graph(graph)
-        from terrazzo.graph.ir import replace_inputs
+        from terrazzo.graph.rebuild import replace_inputs
 
         ones = [tz.full(shape=v.type.shape, value=1, dtype=v.dtype)
                 for v in back.inputs[len(values):]]

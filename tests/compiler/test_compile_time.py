@@ -24,10 +24,11 @@ from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import float32
 from terrazzo.expr import evaluate as expr_evaluate
+from terrazzo.graph.applying import constant
 from terrazzo.graph.autodiff import grad_function
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.fusion import fuse
-from terrazzo.graph.ir import Graph, TensorType, Value, constant
+from terrazzo.graph.ir import Graph, TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.loop import interpret
 

@@ -13,6 +13,7 @@ import terrazzo as tz
 from terrazzo.base.shapes import dim
 from terrazzo.dtypes import float16, float32, float64, int32, int64
 from terrazzo.errors import GradientError, NotDifferentiable
+from terrazzo.graph.applying import apply
 from terrazzo.graph.autodiff import (
     grad,
     grad_function,
@@ -24,7 +25,7 @@ from terrazzo.graph.autodiff import (
     vjp_graph,
 )
 from terrazzo.graph.evaluate import run
-from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, apply
+from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value
 from terrazzo.graph.passes import canonicalize
 from terrazzo.graph.trace import trace
 from terrazzo.ops.elementwise import (

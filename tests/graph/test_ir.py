@@ -8,17 +8,9 @@ import pytest
 from terrazzo.base.shapes import dim
 from terrazzo.dtypes import bool_, float32, int64
 from terrazzo.errors import ArgumentError, UnknownOperator
-from terrazzo.graph.ir import (
-    OPERATORS,
-    Graph,
-    Node,
-    TensorType,
-    Value,
-    constant,
-    operator_named,
-    rebuild,
-    replace_inputs,
-)
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import OPERATORS, Graph, Node, TensorType, Value, operator_named
+from terrazzo.graph.rebuild import rebuild, replace_inputs
 from terrazzo.graph.trace import trace
 from terrazzo.ops.elementwise import add, exp, multiply, tanh, where
 

@@ -12,7 +12,8 @@ import pytest
 import terrazzo.graph.rewrite as engine
 from terrazzo.dtypes import float32, int32
 from terrazzo.errors import ArgumentError, CompileError
-from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value
 from terrazzo.graph.passes import RULES, Guide, canonicalize
 from terrazzo.graph.rewrite import (
     P,

@@ -15,15 +15,8 @@ from terrazzo.dtypes import as_dtype
 from terrazzo.expr import evaluate as expr_evaluate
 from terrazzo.expr.ir import Program, Tensor, placeholder, reads
 from terrazzo.graph import evaluate as graph_evaluate
-from terrazzo.graph.ir import (
-    Graph,
-    Node,
-    Operator,
-    TensorType,
-    Value,
-    expand,
-    operator_named,
-)
+from terrazzo.graph.applying import expand
+from terrazzo.graph.ir import Graph, Node, Operator, TensorType, Value, operator_named
 from terrazzo.graph.trace import trace
 from terrazzo.index import Var
 from terrazzo.loop import interpret

@@ -20,7 +20,8 @@ from terrazzo.compiler.driver import compile_graph
 from terrazzo.compiler.keys import graph_key
 from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.options import Options
-from terrazzo.graph.ir import Graph, TensorType, apply
+from terrazzo.graph.applying import apply
+from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.graph.rewrite import P, Rule, RuleTable, Wild, rewrite_rule
 from terrazzo.graph.trace import trace
 from terrazzo.index import Var

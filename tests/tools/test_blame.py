@@ -14,8 +14,9 @@ from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.llvm import vmath
 from terrazzo.errors import VerifyError
 from terrazzo.graph import passes
+from terrazzo.graph.applying import apply, constant
 from terrazzo.graph.fusion import composing, writing
-from terrazzo.graph.ir import apply, constant, operator_named
+from terrazzo.graph.ir import operator_named
 from terrazzo.loop.ir import Store
 from terrazzo.loop.ir import rewrite as rewrite_loops
 from terrazzo.loop.packing import Packing

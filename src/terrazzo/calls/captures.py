@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from terrazzo.errors import ArgumentError
-from terrazzo.graph.ir import Operator, Value, capture_scope, place_of
+from terrazzo.graph.ir import Operator, Value
+from terrazzo.graph.scopes import capture_scope, place_of
 from terrazzo.runtime.fastcall import key_of, wants_gradient
 from terrazzo.runtime.hosted import to_numpy, to_torch
 

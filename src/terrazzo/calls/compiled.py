@@ -30,8 +30,9 @@ from terrazzo.calls.arguments import (
 from terrazzo.calls.family import Family, Table, traced
 from terrazzo.calls.placed import Placed
 from terrazzo.errors import ArgumentError
+from terrazzo.graph.applying import apply
 from terrazzo.graph.bound import is_method, name_of, reference
-from terrazzo.graph.ir import Graph, Operator, Value, apply
+from terrazzo.graph.ir import Graph, Operator, Value
 from terrazzo.graph.rewrite import user_rules
 from terrazzo.knobs import Settings, knobs
 from terrazzo.runtime import fastcall

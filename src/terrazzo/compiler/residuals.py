@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from terrazzo.compiler.options import Options
 from terrazzo.compiler.rewriting import inlined
+from terrazzo.graph.applying import apply
 from terrazzo.graph.autodiff import differentiated_inside, vjp_graph
-from terrazzo.graph.ir import Graph, Node, Value, apply, computed_from
+from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.passes import canonicalize
 from terrazzo.graph.passes.cse import common_subexpressions
+from terrazzo.graph.rebuild import computed_from
 from terrazzo.graph.residuals import likely_count, worth_keeping
 from terrazzo.graph.rewrite import sweep
 

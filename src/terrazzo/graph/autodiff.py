@@ -20,21 +20,10 @@ from terrazzo.base.shapes import Shape
 from terrazzo.base.upcalls import UPCALLS
 from terrazzo.dtypes import DType
 from terrazzo.errors import GradientError, NotDifferentiable, user_location
-from terrazzo.graph.ir import (
-    Graph,
-    Node,
-    TensorType,
-    Value,
-    as_value,
-    common_type,
-    expand,
-    is_number,
-    is_tensor,
-    operator_named,
-    replace_inputs,
-    trace_scope,
-    tracing,
-)
+from terrazzo.graph.applying import as_value, common_type, expand, is_number
+from terrazzo.graph.ir import Graph, Node, TensorType, Value, is_tensor, operator_named
+from terrazzo.graph.rebuild import replace_inputs
+from terrazzo.graph.scopes import trace_scope, tracing
 from terrazzo.index import IndexExpr
 from terrazzo.index.guards import all_equal
 from terrazzo.ops.define import operator

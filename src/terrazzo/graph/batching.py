@@ -15,6 +15,7 @@ from typing import Any
 from terrazzo.base.nests import flatten, leaves, mapped, pack
 from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.errors import ArgumentError, ShapeError, user_location
+from terrazzo.graph.applying import apply, as_value, expand
 from terrazzo.graph.autodiff import (
     Function,
     between,
@@ -24,17 +25,8 @@ from terrazzo.graph.autodiff import (
     labelled,
     rule_gradients,
 )
-from terrazzo.graph.ir import (
-    Graph,
-    Node,
-    TensorType,
-    Value,
-    apply,
-    as_value,
-    expand,
-    operator_named,
-    trace_scope,
-)
+from terrazzo.graph.ir import Graph, Node, TensorType, Value, operator_named
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import Index
 from terrazzo.index.guards import granted
 from terrazzo.ops.shape import broadcast_to, moveaxis, reshape

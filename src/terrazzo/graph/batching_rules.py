@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from terrazzo.base.shapes import broadcast_shapes, normalize_axes, normalize_axis
+from terrazzo.graph.applying import apply
 from terrazzo.graph.batching import Rows, batched_graph, dependent
-from terrazzo.graph.ir import OPERATORS, Node, Value, apply
+from terrazzo.graph.ir import OPERATORS, Node, Value
 from terrazzo.ops.creation import arange
 from terrazzo.ops.shape import permute_dims, reshape
 

@@ -219,7 +219,7 @@ def _attributes(op: Operator, target: tuple[int, ...]) -> dict[str, Any]:
 
 def _inferred(op: Operator, types: Sequence[TensorType | None], attrs: dict[str, Any]
               ) -> tuple[tuple[TensorType, ...], bool] | None:
-    from terrazzo.graph.ir import composite_types
+    from terrazzo.graph.applying import composite_types
 
     try:
         if op.infer is None:

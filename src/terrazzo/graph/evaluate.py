@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from terrazzo.dtypes import complex128, float64
-from terrazzo.graph.ir import Graph, Node, TensorType, expand
+from terrazzo.graph.applying import expand
+from terrazzo.graph.ir import Graph, Node, TensorType
 from terrazzo.index import IndexExpr, Var, evaluate
 
 

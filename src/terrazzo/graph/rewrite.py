@@ -28,7 +28,8 @@ import numpy as np
 
 from terrazzo.base.scalar_table import by_operator
 from terrazzo.errors import ArgumentError, CompileError
-from terrazzo.graph.ir import Graph, Node, TensorType, Value, trace_scope
+from terrazzo.graph.ir import Graph, Node, TensorType, Value
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import proves_eq
 from terrazzo.index.guards import rewriting
 from terrazzo.knobs import knobs

@@ -20,7 +20,8 @@ import numpy as np
 
 from terrazzo.base.nests import mapped
 from terrazzo.dtypes import DType, default_int, float64, result_type
-from terrazzo.graph.ir import Value, apply, constant, operator_named
+from terrazzo.graph.applying import apply, constant
+from terrazzo.graph.ir import Value, operator_named
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import CallQuestions, call_questions
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from terrazzo.base.nests import flatten
 from terrazzo.errors import ArgumentError
-from terrazzo.graph.ir import Graph, TensorType, Value, as_value, trace_scope
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import Graph, TensorType, Value
+from terrazzo.graph.scopes import trace_scope
 
 
 def trace(function: Callable[..., Any], types: Sequence[TensorType | None], name: str = "",

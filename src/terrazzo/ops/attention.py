@@ -11,7 +11,8 @@ import numpy as np
 from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import int64, promote
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
-from terrazzo.graph.ir import Value, as_value
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import Value
 from terrazzo.index import Index
 from terrazzo.index.guards import ask, granted, known, multiple
 from terrazzo.ops.contract import batch_matmul

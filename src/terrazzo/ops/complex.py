@@ -16,7 +16,8 @@ from terrazzo.base.shapes import broadcast_shapes, dims_text
 from terrazzo.dtypes import DType, as_dtype, promote
 from terrazzo.errors import DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute
-from terrazzo.graph.ir import Node, TensorType, Value, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index
 from terrazzo.loop.interpret import convert
 from terrazzo.ops import elementwise as ew

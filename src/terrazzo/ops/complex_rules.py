@@ -16,19 +16,17 @@ from terrazzo.base.nests import pack
 from terrazzo.base.shapes import normalize_axes, normalize_axis, num_elements
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ShapeError, UnsupportedDType, user_location
-from terrazzo.graph.ir import (
+from terrazzo.graph.applying import (
     COMPLEX,
-    Operator,
-    Value,
     apply,
     as_value,
-    called,
     common_type,
     constant,
     is_number,
     opened,
-    operator_named,
 )
+from terrazzo.graph.ir import Operator, Value, operator_named
+from terrazzo.graph.scopes import called
 from terrazzo.ops import elementwise as ew
 from terrazzo.ops.complex import (
     complex_of,

@@ -17,15 +17,8 @@ from terrazzo.base.nests import flatten, pack
 from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import as_dtype, result_type
 from terrazzo.errors import ArgumentError, DTypeError, NotDifferentiable, ShapeError, user_location
-from terrazzo.graph.ir import (
-    Graph,
-    Node,
-    Operator,
-    TensorType,
-    Value,
-    apply,
-    constant,
-)
+from terrazzo.graph.applying import apply, constant
+from terrazzo.graph.ir import Graph, Node, Operator, TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.index import Index
 from terrazzo.index.guards import all_equal, granted

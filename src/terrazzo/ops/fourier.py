@@ -17,7 +17,8 @@ import numpy as np
 from terrazzo.base.shapes import Shape, num_elements
 from terrazzo.dtypes import float64
 from terrazzo.errors import ShapeError, user_location
-from terrazzo.graph.ir import Node, Value, as_value, constant
+from terrazzo.graph.applying import as_value, constant
+from terrazzo.graph.ir import Node, Value
 from terrazzo.index import Index, IndexExpr
 from terrazzo.ops.arrange import flip, moveaxis, pad
 from terrazzo.ops.contract import batch_matmul

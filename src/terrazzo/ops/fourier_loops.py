@@ -22,7 +22,8 @@ from terrazzo.base.shapes import dims_text, num_elements
 from terrazzo.dtypes import DType
 from terrazzo.errors import DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import fresh_axis
-from terrazzo.graph.ir import Node, TensorType, Value, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, maximum, minimum
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block

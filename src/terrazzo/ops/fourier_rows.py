@@ -16,7 +16,8 @@ from terrazzo.base.scalar import Const
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.shapes import num_elements
 from terrazzo.expr.ir import fresh_axis
-from terrazzo.graph.ir import TensorType, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index, minimum
 from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Block, Buffer, For, Stmt, Store, block

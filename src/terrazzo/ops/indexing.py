@@ -34,15 +34,8 @@ from terrazzo.errors import (
     user_location,
 )
 from terrazzo.expr.ir import Tensor, compute, fresh_axis
-from terrazzo.graph.ir import (
-    Node,
-    Operator,
-    TensorType,
-    Value,
-    operator_named,
-    register,
-    tracing,
-)
+from terrazzo.graph.ir import Node, Operator, TensorType, Value, operator_named, register
+from terrazzo.graph.scopes import tracing
 from terrazzo.index import Index, ceildiv, maximum, minimum
 from terrazzo.index.guards import all_equal, ask, known
 from terrazzo.loop.interpret import convert

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from terrazzo.base.nests import flatten, leaves, mapped, pack
 from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.errors import ArgumentError, ShapeError, user_location
-from terrazzo.graph.ir import Value, as_value, is_tensor
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import Value, is_tensor
 from terrazzo.index.guards import all_equal, known
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.control import scan, while_loop

@@ -10,7 +10,8 @@ from typing import Any
 from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.dtypes import DType, int64, promote
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
-from terrazzo.graph.ir import Node, Value, as_value
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import Node, Value
 from terrazzo.index import Index
 from terrazzo.index.guards import all_equal, granted
 from terrazzo.ops.activation import softplus, xlogy

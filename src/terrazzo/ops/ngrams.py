@@ -18,7 +18,8 @@ from terrazzo.base.shapes import Shape, dims_text
 from terrazzo.dtypes import int32, int64
 from terrazzo.errors import ArgumentError, RankError, user_location
 from terrazzo.expr.ir import fresh_axis
-from terrazzo.graph.ir import TensorType, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index
 from terrazzo.loop.ir import Block, Buffer, For, If, Stmt, Store, While, block
 from terrazzo.ops.define import operator, primitive

@@ -23,7 +23,8 @@ from terrazzo.base.shapes import contiguous_strides, dims_text
 from terrazzo.dtypes import int64
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, fresh_axis
-from terrazzo.graph.ir import Node, TensorType, Value, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, ceildiv, maximum, minimum
 from terrazzo.index.guards import all_equal, ask, known
 from terrazzo.loop.interpret import convert

@@ -25,7 +25,8 @@ from terrazzo.base.shapes import Shape, broadcast_shapes, dims_text, normalize_a
 from terrazzo.dtypes import DType, as_dtype, bool_, float32, float64, int8, int32, uint8
 from terrazzo.errors import DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
-from terrazzo.graph.ir import TensorType, Value, as_value, constant
+from terrazzo.graph.applying import as_value, constant
+from terrazzo.graph.ir import TensorType, Value
 from terrazzo.index import Index
 from terrazzo.index.guards import ask, granted
 from terrazzo.ops.arrange import pad, repeat

@@ -15,7 +15,8 @@ from terrazzo.base.shapes import Shape, dims_text, normalize_axes, num_elements
 from terrazzo.dtypes import DType, as_dtype, bool_, default_float, int64, uint64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
-from terrazzo.graph.ir import Node, TensorType, Value, as_value
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive

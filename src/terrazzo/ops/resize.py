@@ -20,7 +20,8 @@ import numpy as np
 from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.dtypes import float64, int64
 from terrazzo.errors import ArgumentError, ShapeError, user_location
-from terrazzo.graph.ir import Value, as_value, constant
+from terrazzo.graph.applying import as_value, constant
+from terrazzo.graph.ir import Value
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import granted, known
 from terrazzo.ops.arrange import repeat

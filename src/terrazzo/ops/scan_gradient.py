@@ -12,15 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from terrazzo.graph.ir import (
-    Graph,
-    Node,
-    Value,
-    apply,
-    computed_from,
-    operator_named,
-    trace_scope,
-)
+from terrazzo.graph.applying import apply
+from terrazzo.graph.ir import Graph, Node, Value, operator_named
+from terrazzo.graph.rebuild import computed_from
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.ops.control import scan
 
 # Linear in their only tensor: what they do to each part of a sum may be done to the sum.

@@ -13,7 +13,8 @@ import numpy as np
 from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
-from terrazzo.graph.ir import Value, as_value, constant
+from terrazzo.graph.applying import as_value, constant
+from terrazzo.graph.ir import Value
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import ask, granted, known
 from terrazzo.ops.arrange import flip, moveaxis, pad, sliding_window

@@ -10,7 +10,8 @@ import numpy as np
 
 from terrazzo.base.shapes import broadcast_shapes, dims_text, num_elements
 from terrazzo.errors import ArgumentError, user_location
-from terrazzo.graph.ir import OPERATORS, Value, as_value
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import OPERATORS, Value
 from terrazzo.ops.creation import arange
 from terrazzo.ops.elementwise import astype, where
 from terrazzo.ops.getitem import getitem

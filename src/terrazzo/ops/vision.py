@@ -17,7 +17,8 @@ import numpy as np
 from terrazzo.base.shapes import dims_text, num_elements
 from terrazzo.dtypes import int64
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
-from terrazzo.graph.ir import Value, as_value, constant
+from terrazzo.graph.applying import as_value, constant
+from terrazzo.graph.ir import Value
 from terrazzo.index import Index
 from terrazzo.index.guards import granted, known, multiple
 from terrazzo.ops.arrange import pad

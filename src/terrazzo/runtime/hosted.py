@@ -16,7 +16,8 @@ from terrazzo.base.shapes import Shape
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.graph.evaluate import bind_dims, concrete, run_node
-from terrazzo.graph.ir import Graph, Node, TensorType, Value, computed_from
+from terrazzo.graph.ir import Graph, Node, TensorType, Value
+from terrazzo.graph.rebuild import computed_from
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.layout import literal

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from terrazzo.base.nests import leaves, pack
 from terrazzo.graph.autodiff import jvp_function, vjp_function
-from terrazzo.graph.ir import Graph, Value, replace_inputs
+from terrazzo.graph.ir import Graph, Value
+from terrazzo.graph.rebuild import replace_inputs
 
 if TYPE_CHECKING:
     from terrazzo.compiler.residuals import Parts

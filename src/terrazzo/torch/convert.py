@@ -13,7 +13,8 @@ from torch.fx import Node
 
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ShapeError, TerrazzoError, UnsupportedOperator
-from terrazzo.graph.ir import TensorType, Value, as_value, constant
+from terrazzo.graph.applying import as_value, constant
+from terrazzo.graph.ir import TensorType, Value
 from terrazzo.index.guards import granted
 from terrazzo.ops.elementwise import astype
 from terrazzo.torch import aten  # noqa: F401  the converters register themselves

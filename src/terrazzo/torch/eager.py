@@ -16,8 +16,9 @@ import numpy as np
 from terrazzo.base.scalar_table import by_operator
 from terrazzo.dtypes import DType
 from terrazzo.errors import MissingDependency, UnsupportedOperator
+from terrazzo.graph.applying import expand
 from terrazzo.graph.evaluate import bind_dims, concrete
-from terrazzo.graph.ir import OPERATORS, Graph, Node, Value, expand
+from terrazzo.graph.ir import OPERATORS, Graph, Node, Value
 from terrazzo.runtime.layout import literal
 
 # terrazzo's name -> torch's, where call and meaning are the same for tensors.

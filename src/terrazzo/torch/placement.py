@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from terrazzo.errors import TerrazzoError, UnsupportedOperator
-from terrazzo.graph.ir import trace_scope
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.index.guards import CallQuestions, asking
 from terrazzo.torch.aten.shapes import PARTS, VIEWS
 from terrazzo.torch.convert import Conversion, converted, fresh, location, refusal

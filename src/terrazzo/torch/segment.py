@@ -20,7 +20,8 @@ from terrazzo.compiler.driver import compile_graph
 from terrazzo.compiler.options import Options
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
-from terrazzo.graph.ir import Graph, TensorType, Value, trace_scope
+from terrazzo.graph.ir import Graph, TensorType, Value
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import Index, Var, free_vars, substitute
 from terrazzo.index.guards import CallQuestions, Guard, asking
 from terrazzo.knobs import knobs

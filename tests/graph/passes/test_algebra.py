@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from terrazzo.dtypes import DTYPES, as_dtype, bfloat16, bool_, float16, float32, int8, int32
+from terrazzo.graph.applying import constant
 from terrazzo.graph.evaluate import run
-from terrazzo.graph.ir import OPERATORS, Graph, TensorType, constant
+from terrazzo.graph.ir import OPERATORS, Graph, TensorType
 from terrazzo.graph.passes import RULES
 from terrazzo.graph.passes.algebra import algebra, holds, never_negative
 from terrazzo.graph.rewrite import Applied, RuleTable, rewrite

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from terrazzo.dtypes import float32
-from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, apply, constant
+from terrazzo.graph.applying import apply, constant
+from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value
 from terrazzo.graph.passes import common_subexpressions
 from terrazzo.graph.rewrite import Applied
 from terrazzo.graph.trace import trace

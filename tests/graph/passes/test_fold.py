@@ -6,8 +6,9 @@ import numpy as np
 
 from terrazzo.base.shapes import dim
 from terrazzo.dtypes import bfloat16, float32
+from terrazzo.graph.applying import constant
 from terrazzo.graph.evaluate import run
-from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value, constant
+from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value
 from terrazzo.graph.passes import fold_constants, inline_composites
 from terrazzo.graph.rewrite import Applied
 from terrazzo.graph.trace import trace

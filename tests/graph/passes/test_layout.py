@@ -12,7 +12,7 @@ import terrazzo as tz
 from terrazzo.base.shapes import dim
 from terrazzo.dtypes import as_dtype, float32
 from terrazzo.graph.evaluate import run
-from terrazzo.graph.ir import OPERATORS, Graph, TensorType, trace_scope
+from terrazzo.graph.ir import OPERATORS, Graph, TensorType
 from terrazzo.graph.passes import Guide, canonicalize
 from terrazzo.graph.passes.layout import (
     ELEMENTWISE,
@@ -22,6 +22,7 @@ from terrazzo.graph.passes.layout import (
     layout,
 )
 from terrazzo.graph.rewrite import Applied, constant_array
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.graph.trace import trace
 
 

@@ -9,10 +9,11 @@ from terrazzo.base.scalar import Load, Scalar
 from terrazzo.base.shapes import contiguous_strides
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.ir import Program, Tensor
+from terrazzo.graph.applying import constant
 from terrazzo.graph.fusion.groups import Group
 from terrazzo.graph.fusion.reading import strided_view
 from terrazzo.graph.fusion.stages import Placed, Uses
-from terrazzo.graph.ir import Node, Value, constant
+from terrazzo.graph.ir import Node, Value
 
 
 def whole_kernel(node: Node, uses: Uses, placed: Placed, inlined: Mapping[Tensor, Scalar | None]

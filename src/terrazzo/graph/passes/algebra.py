@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from terrazzo.dtypes import DType
-from terrazzo.graph.ir import Graph, Node, Value, constant, operator_named
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Graph, Node, Value, operator_named
 from terrazzo.graph.passes.movement import MOVEMENT
 from terrazzo.graph.passes.row_shapes import ROW_SHAPES
 from terrazzo.graph.rewrite import (

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.graph.ir import Node, Value, as_value
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import Node, Value
 from terrazzo.graph.passes.parts import made_by, op, operands
 from terrazzo.graph.rewrite import (
     P,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from terrazzo.graph.ir import Node, Value, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Node, Value
 from terrazzo.graph.passes.parts import made_by, op, operands
 from terrazzo.graph.rewrite import P, Rule, RuleTable, constant_array, same_shape, wildcards
 from terrazzo.index import Index

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
+from terrazzo.graph.applying import constant
 from terrazzo.graph.evaluate import run_node
-from terrazzo.graph.ir import Graph, Node, TensorType, Value, constant
+from terrazzo.graph.ir import Graph, Node, TensorType, Value
 from terrazzo.graph.rewrite import Applied, constant_array, describe, sweep
 from terrazzo.index import IndexExpr
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from terrazzo.graph.ir import Graph, Node, Value, expand, rebuild
+from terrazzo.graph.applying import expand
+from terrazzo.graph.ir import Graph, Node, Value
+from terrazzo.graph.rebuild import rebuild
 from terrazzo.graph.rewrite import Applied, describe, sweep
 
 

@@ -23,7 +23,8 @@ import numpy as np
 
 from terrazzo.base.scalar_table import by_operator
 from terrazzo.base.shapes import Shape, normalize_axes, normalize_axis, num_elements
-from terrazzo.graph.ir import Graph, Node, TensorType, Value, constant, operator_named
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Graph, Node, TensorType, Value, operator_named
 from terrazzo.graph.min_cut import Network
 from terrazzo.graph.rewrite import LEVELS, Applied, constant_array, describe, same_shape
 from terrazzo.index import evaluate, free_vars

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from terrazzo.base.shapes import broadcast_shapes, normalize_axes
-from terrazzo.graph.ir import Node, Value, constant, operator_named
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Node, Value, operator_named
 from terrazzo.graph.rewrite import P, Rule, RuleTable, same_shape, wildcards
 from terrazzo.index import Index
 

@@ -19,8 +19,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from terrazzo.dtypes import as_dtype
-from terrazzo.graph.ir import Graph, Node, Value, constant, rebuild, trace_scope
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.passes.parts import op, operands
+from terrazzo.graph.rebuild import rebuild
 from terrazzo.graph.rewrite import (
     LEVELS,
     Applied,
@@ -32,6 +34,7 @@ from terrazzo.graph.rewrite import (
     same_shape,
     wildcards,
 )
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import proves_eq
 from terrazzo.ops.shape import span
 

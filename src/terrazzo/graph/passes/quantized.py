@@ -22,15 +22,9 @@ import numpy as np
 
 from terrazzo.base.shapes import normalize_axis
 from terrazzo.dtypes import float32, int8, uint8
-from terrazzo.graph.ir import (
-    Graph,
-    Node,
-    Value,
-    constant,
-    operator_named,
-    rebuild,
-    trace_scope,
-)
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Graph, Node, Value, operator_named
+from terrazzo.graph.rebuild import rebuild
 from terrazzo.graph.rewrite import (
     LEVELS,
     Applied,
@@ -39,6 +33,7 @@ from terrazzo.graph.rewrite import (
     same_type,
     use_counts,
 )
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.ops.quant import convolve_bytes
 
 LEVEL = "extended"

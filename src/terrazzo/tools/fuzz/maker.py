@@ -11,7 +11,8 @@ import numpy as np
 
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
-from terrazzo.graph.ir import TensorType, Value, trace_scope
+from terrazzo.graph.ir import TensorType, Value
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.tools.fuzz.programs import Input, Ref, Step, call
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 64)

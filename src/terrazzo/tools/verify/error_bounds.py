@@ -19,8 +19,9 @@ import numpy as np
 
 from terrazzo.base.scalar_accuracy import FEW, Accuracy
 from terrazzo.dtypes import DType
+from terrazzo.graph.applying import expand
 from terrazzo.graph.evaluate import bind_dims, concrete
-from terrazzo.graph.ir import Graph, Node, TensorType, Value, expand
+from terrazzo.graph.ir import Graph, Node, TensorType, Value
 from terrazzo.index import Var
 from terrazzo.tools.verify import bounds_control
 from terrazzo.tools.verify.bounded import (

@@ -25,8 +25,9 @@ from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
 from terrazzo.graph import autodiff
 from terrazzo.graph import evaluate as graph_evaluate
-from terrazzo.graph.ir import Graph, Node, Value, trace_scope
+from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.passes import inline_composites
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.tools.verify import error_bounds
 from terrazzo.tools.verify.comparison import Difference
 from terrazzo.tools.verify.levels import cut

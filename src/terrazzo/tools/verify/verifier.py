@@ -30,7 +30,8 @@ from terrazzo.dtypes import as_dtype, float64
 from terrazzo.errors import ArgumentError, TerrazzoError, VerifyError
 from terrazzo.graph import autodiff
 from terrazzo.graph import evaluate as graph_evaluate
-from terrazzo.graph.ir import Graph, Operator, TensorType, Value, as_value
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import Graph, Operator, TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.ops.complex import view_as_complex, whole
 from terrazzo.runtime.artifact import Over

@@ -13,7 +13,8 @@ from typing import Any
 
 from terrazzo.dtypes import int64
 from terrazzo.frontends.onnx.registry import Call, Result, converts
-from terrazzo.graph.ir import Value, as_value
+from terrazzo.graph.applying import as_value
+from terrazzo.graph.ir import Value
 from terrazzo.index import Index, proves_eq
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.arrange import pad

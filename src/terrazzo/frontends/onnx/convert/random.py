@@ -12,7 +12,8 @@ import numpy as np
 
 from terrazzo.dtypes import bool_, float32, int32
 from terrazzo.frontends.onnx.registry import Call, Result, converts
-from terrazzo.graph.ir import Value, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import Value
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.creation import full
 from terrazzo.ops.random import bernoulli, normal, random_key, uniform
