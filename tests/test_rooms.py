@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "codegen": {"base", "loop", "expr", "chips"},
     "runtime": {"base", "loop", "expr", "chips", "graph", "ops"},
     "chips.cpu": {"base", "loop", "expr", "chips", "codegen", "runtime"},
-    "chips.cuda": {"base", "loop", "expr", "chips", "codegen"},
+    "chips.cuda": {"base", "loop", "expr", "chips", "codegen", "runtime"},
     "compiler": {"base", "loop", "expr", "ops", "graph", "chips", "runtime"},
     "triton_cpu.frontend": {"base", "loop", "chips"},
     "triton_cpu": {"base", "loop", "chips", "chips.cpu", "runtime", "triton_cpu.frontend"},

@@ -100,6 +100,10 @@ class Settings:
     chip: str = _knob(
         "", "chip that code is compiled for; empty: the one where the data is", shapes_code=True
     )
+    cuda_simulate: bool = _knob(
+        False, "run the kernels of the chip cuda on this machine's CPU, by terrazzo's Triton",
+        shapes_code=True,
+    )
     cache: bool = _knob(True, "keep compiled code on disk between runs")
     cache_dir: str = _knob(
         _default_cache_dir,

@@ -22,6 +22,8 @@ ABOVE = {
     "verify": "terrazzo.tools.api.verify",  # (function, *args, **options): a Report
     "bench": "terrazzo.tools.api.bench",  # (function, *args, **options): a BenchReport
     "check": "terrazzo.tools.verify.verifier.check_call",  # (graph, arrays): TZ_CHECK
+    # of Triton on CPUs, where a GPU is simulated
+    "triton_on_cpu": "terrazzo.triton_cpu.activate.activate",  # (): kernels run on the CPU from now
     # of torch, where a tensor wants a gradient
     "differentiable": "terrazzo.torch.autograd.Differentiable",  # (name, function)
     "keeping": "terrazzo.torch.autograd.Keeping",  # (name, parts, structure)

@@ -29,6 +29,7 @@ from terrazzo.calls.arguments import (
 )
 from terrazzo.calls.family import Family, Table, traced
 from terrazzo.calls.placed import Placed
+from terrazzo.chips.registry import names as chip_names
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.applying import apply
 from terrazzo.graph.bound import is_method, name_of, reference
@@ -87,6 +88,19 @@ class Compiled:
             self.table = replace(table, settings=settings)
             return self.table
 
+    def table_where(self, leaves: Sequence[Any], table: Table) -> Table:
+        """The table for a call: where no chip is named, it is the one whose memory holds the data.
+        """
+        device = "" if table.settings.chip else fastcall.device_of(leaves)
+        if not device:
+            return table
+        if device not in chip_names():
+            fastcall.check_devices(leaves, self.name)
+        settings = replace(table.settings, chip=device)
+        with _lock:
+            return self.tables.setdefault((settings.code_key, table.rules.rules),
+                                          Table(settings, table.rules))
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         table = self.table
         # Another object at every change, so one comparison notices them all.
@@ -128,7 +142,8 @@ class Compiled:
             raise ArgumentError(f"{self.name} got out= inside another function, where values never "
                                 "change", hint="return the result")
         given = [*found, *arrays]
-        made = self.family(arrays, rebuild, table).entry(given, table, form, len(found))
+        where = self.table_where(given, table)
+        made = self.family(arrays, rebuild, where).entry(given, where, form, len(found))
         for form_of_call in (plain, known):
             if form_of_call is not None:
                 table.keep(form_of_call, with_numbers(made, given, leaves))
@@ -156,7 +171,8 @@ class Compiled:
         leaves, rebuild = self.arguments(args, kwargs)
         if any(isinstance(leaf, Value) for leaf in leaves):
             return self.function(*args, **kwargs)
-        entry = self.family(leaves, rebuild, table).entry(leaves, table)
+        where = self.table_where(leaves, table)
+        entry = self.family(leaves, rebuild, where).entry(leaves, where)
         given: list[Any] = []
         self.key(args, kwargs, given)
         # Where every argument is one leaf, the key is quicker to make.

@@ -85,7 +85,7 @@ class Family:
                 self.sizes.restart()
 
     def entry_for(self, leaves: Sequence[Any], table: Table) -> Callable[..., Any]:
-        fastcall.check_devices(leaves, self.name)
+        fastcall.check_devices(leaves, self.name, table.settings.chip)
         wanted = tuple(i for i, leaf in enumerate(leaves) if fastcall.wants_gradient(leaf))
         with self.lock:  # two threads that need the same code wait for one of them
             keeping = self.keeping(leaves, wanted, table)
@@ -100,7 +100,7 @@ class Family:
 
     def entry_into(self, leaves: Sequence[Any], form: into.Form, count: int, table: Table
                    ) -> Callable[..., Any]:
-        fastcall.check_devices(leaves, self.name)
+        fastcall.check_devices(leaves, self.name, table.settings.chip)
         into.refuse_gradients(leaves, self.name)
 
         def find(inputs: Sequence[Any], aim: into.Aim) -> tuple[Any, Any]:

@@ -22,6 +22,9 @@ class HostMemory:
     A chip with memory of its own gives the same answers for that memory.
     """
 
+    device = "cpu"  # as torch calls it
+    keeps_blocks = True  # whether a block may serve one call after another
+
     def allocate(self, size: int) -> Block:
         """So many fresh bytes; MemoryError where there are none."""
         owner = aligned_bytes(size)
@@ -34,6 +37,14 @@ class HostMemory:
     def copy_in(self, array: np.ndarray) -> Block:
         """An array of the host's in this memory."""
         return Block(array, array.ctypes.data)
+
+    def holds(self, array: Any) -> bool:
+        """Whether an array or tensor lies in this memory."""
+        return True
+
+    def brought(self, array: Any) -> Any:
+        """An array or tensor in this memory: itself where it lies there."""
+        return array
 
     def copy_out(self, block: Block, array: np.ndarray) -> None:
         """Fill an array of the host's from a block."""

@@ -40,7 +40,7 @@ def lower_group(group: Group, chip: Chip, constants: frozenset[Tensor] = frozens
     function = simplify(chip.adapt(_opaque(program)) if program.kind == "opaque" else
                         chip.lower(program, constants, revisits))
     flops, size = work(program)
-    return replace(function, flops=flops, bytes=size)
+    return replace(function, flops=flops, bytes=size, program=program)
 
 
 def _opaque(program: Program) -> Function:

@@ -191,6 +191,8 @@ class Function:
     bytes: Index = 0
     # Constants that it wants in another layout, by their number among the parameters.
     packed: Mapping[int, Packing] = field(default_factory=dict)
+    # The program it was lowered from, if any: a chip may make its code of that instead.
+    program: Any = None
 
     def arranged(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Inputs as the kernel wants them: constants packed where it says so."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.chips.memory import Block
+from terrazzo.chips.memory import HOST, Block
 from terrazzo.chips.registry import chip_named
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, ArtifactError, DTypeError, OutOfMemory, ShapeError
@@ -29,7 +29,7 @@ class Executable:
     """Compiled code of one graph. Call it with arrays or torch tensors; it is reentrant."""
 
     def __init__(self, artifact: Artifact):
-        self.chip = chip_named(artifact.chip)
+        self.chip = chip_named(artifact.chip).under(knobs.now)
         self.chip.demand()
         arrays = tuple(c.array() for c in artifact.constants)
         self._constants = [self.chip.memory.copy_in(a) for a in arrays]
@@ -76,11 +76,29 @@ class Executable:
             way = Way(self, inputs, into, threads, profiles)
             return way(inputs, into, addresses_of(inputs), addresses_of(into))
         sizes = self.bind(inputs)
+        memory = self.chip.memory
+        if not all(map(memory.holds, inputs)) or (not inputs and memory is not HOST):
+            return self._run_elsewhere(inputs, sizes, threads, profiles)
         torch_like = next((a for a in arrays if hasattr(a, "data_ptr")), None)
         outputs = self.allocate(sizes, torch_like)
         self.run_into([*map(address_of, inputs), *map(address_of, outputs)], sizes, threads,
                       profiles)
         return outputs
+
+    def _run_elsewhere(self, inputs: Sequence[Any], sizes: Sequence[int], threads: int,
+                       profiles: list[Profile] | None) -> list[Any]:
+        """Run on copies in the chip's memory; results are where the inputs were, if all were."""
+        from terrazzo.runtime.hosted import to_numpy
+
+        memory = self.chip.memory
+        brought = [memory.brought(a) for a in inputs]
+        outputs = self.allocate(sizes, brought[0] if brought else memory)
+        self.run_into([*map(address_of, brought), *map(address_of, outputs)], sizes, threads,
+                      profiles)
+        if any(memory.holds(a) for a in inputs):
+            return outputs
+        tensors = any(hasattr(a, "data_ptr") for a in inputs)
+        return [o.cpu() if tensors else to_numpy(o) for o in outputs]
 
     def _targets(self, out: Any) -> Sequence[Any]:
         if out is None:
@@ -182,7 +200,7 @@ class Executable:
 
     def give_arena(self, arena: Block) -> None:
         """Leave an arena to the next call."""
-        if arena is not NO_ARENA:
+        if arena is not NO_ARENA and self.chip.memory.keeps_blocks:
             self._arenas.append(arena)
 
     def _run_timed(self, slots: Sequence[int], arena: Block, sizes: Sequence[int], threads: int
@@ -228,7 +246,7 @@ def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:
         import torch
 
         made = torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch_like.device)
-        if made.nbytes >= pages.FRESH:
+        if made.is_cpu and made.nbytes >= pages.FRESH:
             pages.ask_for_large_pages(made.data_ptr(), made.nbytes)
         return made
     except (MemoryError, RuntimeError, ValueError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.base.nests import pack
+from terrazzo.chips.memory import HOST
 from terrazzo.errors import ArgumentError, DeviceError
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pages
@@ -116,9 +117,12 @@ def pushes_tangents() -> bool:
     return bool(_forward_mode._current_level >= 0)
 
 
-def _is_seen_otherwise(tensor: Any) -> bool | None:
-    """Whether a tensor is said to be negated or conjugated, without being so in memory."""
-    return (tensor.is_neg() or tensor.is_conj()) if tensor.is_cpu else None
+def _is_seen_otherwise(tensor: Any) -> Any:
+    """Whether a tensor is said to be negated or conjugated, without being so in memory.
+
+    Of a tensor that is not in the host's memory, where it is.
+    """
+    return (tensor.is_neg() or tensor.is_conj()) if tensor.is_cpu else tensor.device
 
 
 def _grad_enabled() -> bool:
@@ -127,14 +131,32 @@ def _grad_enabled() -> bool:
     return torch.is_grad_enabled()
 
 
-def check_devices(arrays: Sequence[Any], name: str) -> None:
-    """Torch tensors must be on the CPU."""
+def device_of(arrays: Sequence[Any]) -> str:
+    """The kind of device that tensors are on, which is the name of its chip; empty: the host."""
     for a in arrays:
-        device = getattr(a, "device", None)
-        if hasattr(a, "data_ptr") and str(device) != "cpu":
-            raise DeviceError(f"{name} got a tensor on {device}", hint=(
-                "it has no values" if str(device) == "meta" else "move it with .cpu()"))
-        _refuse_layout(a)
+        if hasattr(a, "data_ptr") and not a.is_cpu:
+            return str(a.device.type)
+    return ""
+
+
+def check_devices(arrays: Sequence[Any], name: str, chip: str = "") -> None:
+    """Torch tensors must be on the CPU, or all on the device that the code is for.
+
+    Numbers in tensors of the CPU go anywhere, as in torch.
+    """
+    devices: dict[Any, None] = {}
+    for a in arrays:
+        if hasattr(a, "data_ptr"):
+            device = a.device
+            if device.type not in ("cpu", chip):
+                raise DeviceError(f"{name} got a tensor on {device}", hint=(
+                    "it has no values" if device.type == "meta" else "move it with .cpu()"))
+            if device.type != "cpu" or a.dim():
+                devices[device] = None
+            _refuse_layout(a)
+    if len(devices) > 1:
+        raise DeviceError(f"{name} got tensors on {' and '.join(map(str, devices))}",
+                          hint="move them to one device")
 
 
 @cache
@@ -151,11 +173,15 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
 
     It runs on so many threads, or on those of the knob.
     """
-    code = getattr(executable, "code", None)  # not where the host takes part
-    direct = code is not None and code.call_numpy is not None
-    if direct and numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
+    code: Any = getattr(executable, "code", None)  # not where the host takes part
+    direct = code is not None and code.call_pointers is not None
+    if direct and code.call_numpy is not None and numpy_layout_known() and all(
+            type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable), threads)
     numbers = [i for i, a in enumerate(arrays) if type(a) is _ndarray and a.ndim == 0]
+    if direct and device_of(arrays):
+        return _on_device(executable, structure, arrays, threads)
+    direct = direct and code.call_numpy is not None
     if direct and len(numbers) < len(arrays) and (not numbers or numpy_layout_known()) and all(
             hasattr(a, "data_ptr") for i, a in enumerate(arrays) if i not in numbers):
         quick = _direct(executable, structure, arrays, _torch_ways(executable), threads)
@@ -237,7 +263,33 @@ def _numpy_ways(executable: Any) -> _Ways:
     return _Ways(executable.code.call_numpy, None, np.empty, lambda dtype, shape: (shape, dtype.np))
 
 
-def _torch_ways(executable: Any) -> _Ways:
+def _on_device(executable: Any, structure: Any, arrays: Sequence[Any], threads: int
+               ) -> Callable[..., Any]:
+    """The direct way for tensors of a device; numbers are filled into tensors of it."""
+    import torch
+
+    brought = executable.chip.memory.brought
+    here = [a if hasattr(a, "data_ptr") and not a.is_cpu else brought(a) for a in arrays]
+    device = next(a.device for a in here)
+    quick = _direct(executable, structure, here, _torch_ways(executable, device), threads)
+    others = [(i, h.dtype) for i, (a, h) in enumerate(zip(arrays, here, strict=True)) if a is not h]
+    if not others:
+        return quick
+
+    def run(args: Sequence[Any]) -> Any:
+        args = list(args)
+        for i, kind in others:
+            a = args[i]
+            if type(a) is _ndarray and a.ndim == 0 and kind is not torch.bfloat16:
+                args[i] = torch.full((), a.item(), dtype=kind, device=device)
+            elif not hasattr(a, "data_ptr") or a.is_cpu:
+                args[i] = brought(a)
+        return quick(args)
+
+    return run
+
+
+def _torch_ways(executable: Any, device: Any = "cpu") -> _Ways:
     import torch
 
     def described(dtype: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -245,10 +297,13 @@ def _torch_ways(executable: Any) -> _Ways:
         return shape, torch.empty(shape, dtype=kind, device="meta").stride(), kind
 
     def general(shape: Any, strides: Any, kind: Any) -> Any:
-        return torch.empty_strided(shape, strides, dtype=kind)
+        return torch.empty_strided(shape, strides, dtype=kind, device=device)
 
     # What the code of torch.compile calls: half the time of torch.empty's general way.
-    empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None) or general
+    quick = f"_empty_strided_{getattr(device, 'type', device)}"
+    empty = getattr(torch._C._dynamo.guards, quick, None) or general
+    if getattr(device, "index", None):  # the quick way is for the current device
+        empty = general
     return _Ways(executable.code.call_pointers, torch.Tensor.data_ptr, empty, described)
 
 
@@ -291,7 +346,8 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
     sizes = executable.bind(arrays)
     types = executable.output_shapes(sizes)
     outputs = [ways.described(dtype, shape) for dtype, shape in types]
-    if handle is not None and any(
+    on_host = executable.chip.memory is HOST
+    if handle is not None and on_host and any(
             math.prod(shape) * dtype.itemsize >= pages.FRESH for dtype, shape in types):
         empty = _in_large_pages(empty)
     crooked = [i for i, a in enumerate(arrays)

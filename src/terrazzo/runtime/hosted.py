@@ -64,7 +64,8 @@ class HostedExecutable:
             fresh = v in self.made and all(v is not other for other in self.graph.outputs[:i])
             results.append(memory[v] if fresh else copied(memory[v]))
         results = [_out_of_pairs(r, v) for r, v in zip(results, self.declared.outputs, strict=True)]
-        return list(map(to_torch, results)) if any(map(_is_torch, arrays)) else results
+        tensor = next(filter(_is_torch, arrays), None)
+        return results if tensor is None else [to_torch(r).to(tensor.device) for r in results]
 
     @property
     def kind(self) -> str:
@@ -292,7 +293,7 @@ def to_numpy(x: Any) -> np.ndarray:
         return np.asarray(x)
     import torch
 
-    x = literal(x.detach())
+    x = literal(x.detach()).cpu()
     kind = as_dtype(x.dtype).np
     try:
         return x.numpy()

@@ -60,6 +60,10 @@ class Differentiable:
 
         def run(leaves: Sequence[Any]) -> Any:
             tensors = [a if hasattr(a, "data_ptr") else to_torch(a) for a in leaves]
+            # Numbers go where the data is.
+            place = next((t.device for t in tensors if not t.is_cpu), None)
+            if place is not None:
+                tensors = [t.to(place) for t in tensors]
             results = apply(forward, keeping, *tensors)
             return results[0] if structure == 0 else pack(structure, results)
 
@@ -120,7 +124,7 @@ def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
             if still:
                 ctx.mark_non_differentiable(*still)
             ctx.set_materialize_grads(False)  # no zeros for what is kept
-            ctx.like = [(r.shape, r.dtype) for r in results]
+            ctx.like = [(r.shape, r.dtype, r.device) for r in results]
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
@@ -129,8 +133,9 @@ def _autograd_function(owner: Differentiable) -> Callable[..., Any]:
             wanted = tuple(i for i, t in enumerate(tensors)
                            if ctx.needs_input_grad[i + 2] and _is_smooth(t))
             weights = tuple(
-                torch.zeros(shape, dtype=dtype) if g is None else g
-                for i, (g, (shape, dtype)) in enumerate(zip(grads, ctx.like)) if i not in ctx.whole)
+                torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+                for i, (g, (shape, dtype, device)) in enumerate(zip(grads, ctx.like))
+                if i not in ctx.whole)
             if kept and not torch.is_grad_enabled():
                 answer = ctx.keeping.backward(wanted)(*tensors, *kept, *weights)
             else:

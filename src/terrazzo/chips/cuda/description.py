@@ -11,6 +11,8 @@ the fields of a spec read:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from terrazzo.chips.spec import ChipSpec, LaunchRules
 
 _WARP_BITS = 32 * 32
@@ -41,8 +43,39 @@ def _hopper(name: str, memory_gbps: float) -> ChipSpec:
         memory_gbps=memory_gbps,
         clock_ghz=1.98,
         peak_flops=_HOPPER_PEAKS,
+        compiler=_compiler(),
         launch=LaunchRules(cost_us=_LAUNCH_COST_US, warps=(1, 2, 4, 8, 16, 32)),
     )
+
+
+def described() -> ChipSpec:
+    """Describe the current GPU: what torch tells of it, and of its kind what is known."""
+    import torch
+
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    arch = found.major * 10 + found.minor
+    name = found.name.lower()
+    if arch == 90:
+        base = next((make() for key, make in (("h200", h200), ("h100", h100)) if key in name),
+                    h100())
+    else:
+        base = _hopper("", 2 * getattr(found, "memory_clock_rate", 0) / 8e6 * getattr(
+            found, "memory_bus_width", 0))
+    features = {f"sm_{arch}", "libdevice", "tensor_cores"} | ({"wgmma", "tma"} & set(
+        base.features if arch == 90 else ()))
+    return replace(base, name=name.removeprefix("nvidia "), features=frozenset(features),
+                   cores=found.multi_processor_count, l2_bytes=found.L2_cache_size,
+                   l1_bytes=getattr(found, "shared_memory_per_block_optin", base.l1_bytes),
+                   compiler=_compiler())
+
+
+def _compiler() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"triton {version('triton')}"
+    except PackageNotFoundError:
+        return ""
 
 
 def h100() -> ChipSpec:

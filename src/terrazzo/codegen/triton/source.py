@@ -8,21 +8,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
 from terrazzo.base.scalar import FromIndex, Load, Reduce, Scalar, loads, walk
-from terrazzo.base.shapes import dims_text, num_elements
-from terrazzo.chips.spec import ChipSpec, LaunchRules
+from terrazzo.base.shapes import num_elements
+from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.triton.emit import Emitter, unflatten
 from terrazzo.codegen.triton.lines import Block, Names
-from terrazzo.codegen.triton.maths import needed_functions
+from terrazzo.codegen.triton.module import RESERVED, Size, UpTo, Written, module_text, warps_for
 from terrazzo.codegen.triton.spelling import type_text
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.ir import Program, Tensor
-from terrazzo.index import Index, Var, bounds, coefficient, compile_python, free_vars
+from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars
 
 POINTWISE_BLOCK = 1024  # elements of an instance: 8 a thread for 4 warps
 ROW_BLOCK = 1 << 14  # a longer row does not fit the registers of one instance
@@ -32,9 +28,7 @@ LONG_ROW_BLOCK, ANY_ROW_BLOCK = 8192, 4096
 LONE_BLOCK = 1 << 14  # the same when one instance does it all, and only loads in flight help
 TILE, TILE_ROWS = 2048, (64, 32, 16)  # elements of a tile of columns; how many columns, from best
 SHORT_ROW, SHORT_TILE = 64, 1024  # rows up to this length share an instance, up to this in all
-ELEMENTS_PER_WARP, MAX_WARPS = 256, 32
 
-_RESERVED = ("tl", "triton", "libdevice", "float", "range", "launch", "programs")
 _REASONS = {
     "contraction": "matrix products need a tiled template",
     "attention": "attention needs a kernel of its own",
@@ -50,6 +44,15 @@ def triton_source(program: Program, chip: ChipSpec | None = None) -> str:
     a tensor has strides) and runs the kernel; sizes that no tensor shows are keyword arguments.
     Without a chip the text is for any, and Triton's interpreter runs it too.
     """
+    return module_text(program, triton_kernel(program, chip))
+
+
+def triton_kernel(program: Program, chip: ChipSpec | None = None, *, wide: bool | None = None
+                  ) -> Written:
+    """The same as a kernel with all that a launch must know of it.
+
+    `wide` says whether addresses have 64 bits; by default they do where 32 might not suffice.
+    """
     if program.kind not in ("pointwise", "rows"):
         reason = _REASONS.get(program.kind, "only pointwise and rows groups have it")
         raise UnsupportedOperator(
@@ -57,22 +60,22 @@ def triton_source(program: Program, chip: ChipSpec | None = None) -> str:
             hint="compile it for the CPU, or give the operator a kernel of its own")
     for tensor in (*program.inputs, *program.stages):
         type_text(tensor.dtype)  # refuses types Triton has not, with their name
-    kernel = _Kernel(collapse(program), chip)
+    kernel = _Kernel(collapse(program), chip, wide)
     kernel.write()
-    return _module(program, kernel)
+    return kernel.written()
 
 
 class _Kernel:
     """One kernel while it is written: its parameters, its lines and its launch."""
 
-    def __init__(self, program: Program, chip: ChipSpec | None):
+    def __init__(self, program: Program, chip: ChipSpec | None, wide: bool | None):
         self.program, self.chip = program, chip
-        self.names = Names(_RESERVED)
+        self.names = Names(RESERVED)
         self.name = self.names.fresh(program.name)
         tensors = (*program.inputs, *program.outputs)
         self.pointers = {t: self.names.fresh(f"{t.name}_ptr") for t in tensors}
         self.dims = {var: self.names.fresh(var.name) for var in _dims(program)}
-        self.constants: dict[str, str] = {}  # constexpr parameters and what launch gives them
+        self.constants: dict[str, Size] = {}  # constexpr parameters and what launch gives them
         self.instances: Index = 1
         self.rows_an_instance = 1
         self.lanes = 1  # elements an instance holds at once, at most
@@ -83,7 +86,8 @@ class _Kernel:
         self.row_extents = [a.extent for a in stages[0].axes[:self.rows]]
         self.tile = self.rows > 0 and _prefers_tiles(program, self.rows)
         sizes = [num_elements(t.shape) for t in (*program.inputs, *stages)]
-        wide = any(top is None or top >= 1 << 31 for top in (bounds(n)[1] for n in sizes))
+        if wide is None:
+            wide = any(top is None or top >= 1 << 31 for top in (bounds(n)[1] for n in sizes))
         self.emitter = Emitter(self.names, self.dims, self.pointers, self.make_space,
                                tile=self.tile, wide=wide,
                                libdevice=chip is not None and chip.has("libdevice"))
@@ -94,12 +98,19 @@ class _Kernel:
         else:
             self.write_rows()
 
+    def written(self) -> Written:
+        bits = max(t.dtype.bits for t in (*self.program.inputs, *self.program.outputs))
+        programs = ceildiv(self.instances, self.rows_an_instance)
+        return Written(self.name, tuple(self.emitter.scopes[0].lines), self.pointers, self.dims,
+                       programs, self.constants, warps_for(self.lanes, bits, self.rules),
+                       self.emitter.wide, self.rules)
+
     def instance(self) -> str:
         return "tl.program_id(0).to(tl.int64)" if self.emitter.wide else "tl.program_id(0)"
 
-    def constant(self, name: str, value: int | str) -> str:
+    def constant(self, name: str, value: Size) -> str:
         name = self.names.fresh(name)
-        self.constants[name] = str(value)
+        self.constants[name] = value
         return name
 
     # ------------------------------------------------------------ pointwise
@@ -197,12 +208,8 @@ class _Kernel:
         looped = not isinstance(extent, int) or _power_of_two(extent) > most
         size = step if looped else _power_of_two(extent)
         self.lanes = max(self.lanes, size * self.rows_an_instance)
-        value = str(size)
-        if looped and free_vars(extent) <= self.dims.keys():
-            text = compile_python(extent, self.dims)
-            if not isinstance(extent, int):  # short rows need no long block
-                value = f"{size} if {text} > {size} else triton.next_power_of_2({text}) or 1"
-        block = self.constant("BLOCK", value)
+        known = isinstance(extent, int) or not free_vars(extent) <= self.dims.keys()
+        block = self.constant("BLOCK", size if known else UpTo(size, extent))
         exact = isinstance(extent, int) and extent > 0 and extent % size == 0
         var = _base(f"position{len(self.emitter.spaces)}", extent)
         lanes = f"tl.arange(0, {block})" + ("[:, None]" if self.tile else "")
@@ -275,115 +282,3 @@ def _dims(program: Program) -> list[Var]:
             elif isinstance(node, Reduce):
                 own |= {a.var for a in node.axes}
     return sorted(found - own, key=lambda v: v.name)
-
-
-# ---------------------------------------------------------------- the module around the kernel
-@dataclass
-class _Launch:
-    """The lines of `launch` that find sizes, and its keyword-only parameters."""
-
-    lines: list[str] = field(default_factory=list)
-    keywords: list[str] = field(default_factory=list)
-
-
-def _module(program: Program, kernel: _Kernel) -> str:
-    body = kernel.emitter.scopes[0].lines
-    code = "\n".join(body)
-    origins = ", ".join(dict.fromkeys(
-        part for s in program.stages for part in s.origin.split(", ") if part))
-    imports = ["import triton", "import triton.language as tl"]
-    if "libdevice." in code:
-        imports.append("from triton.language.extra import libdevice")
-    parameters = [*kernel.pointers.values(), *kernel.dims.values(),
-                  *(f"{name}: tl.constexpr" for name in kernel.constants)]
-    pieces = [
-        "\n".join([f'"""{program.name} ({program.kind}): {origins or "copies"}."""', "", *imports]),
-        *needed_functions(body),
-        "\n".join(["@triton.jit", *_wrapped(f"def {kernel.name}(", parameters, "):"), *body]),
-        "\n".join(_launch(program, kernel)),
-    ]
-    return "\n\n\n".join(pieces) + "\n"
-
-
-def _launch(program: Program, kernel: _Kernel) -> list[str]:
-    """The function that runs the kernel on given tensors."""
-    names = Names([*_RESERVED, kernel.name, *kernel.dims.values(), *kernel.constants])
-    tensors = [*program.inputs, *program.outputs]  # not collapsed: with the shapes users know
-    arguments = [names.fresh(t.name) for t in tensors]
-    sizes = _find_sizes(tensors, arguments, kernel.dims)
-    signature = [*arguments, *(["*", *sizes.keywords] if sizes.keywords else [])]
-    types = [f"{a}: {t.dtype.short}{dims_text(t.shape)}" for a, t in zip(arguments, tensors)]
-    count = len(program.inputs)
-    text = ", ".join(types[:count]) + " -> " + ", ".join(types[count:])
-    lines = [*_wrapped("def launch(", signature, "):"),
-             *_docstring(f"Run the kernel: {text.strip()}."), *sizes.lines]
-    rules, instances, each = kernel.rules, kernel.instances, kernel.rows_an_instance
-    known = isinstance(instances, int) and instances > 0
-    if isinstance(instances, int):
-        count = -(-instances // each)
-        lines.append(f"    programs = {rules.round_up_grid(count) if count else 0}")
-        grid = "programs"
-    else:
-        programs = compile_python(instances, kernel.dims)
-        if each > 1:
-            programs = f"triton.cdiv({programs}, {each})"
-        lines.append(f"    programs = {programs}")
-        grid = compile_python(rules.round_up_grid(Var("programs", 1)))
-    warps = str(_warps(kernel.lanes, rules))
-    given = [*arguments, *kernel.dims.values()]
-    for name, value in kernel.constants.items():
-        if not value.isdigit():  # depends on sizes: so should the number of warps
-            lines.append(f"    {name} = {value}")
-            warps = f"{warps} if {name} >= 1024 else {_warps(1024, rules)}"
-        given.append(f"{name}={value if value.isdigit() else name}")
-    given.append(f"num_warps={warps}")
-    call = f"{kernel.name}[({grid},)]("
-    if known:
-        return [*lines, *_wrapped("    " + call, given, ")")]
-    return [*lines, "    if programs > 0:", *_wrapped("        " + call, given, ")")]
-
-
-def _warps(lanes: int, rules: LaunchRules) -> int:
-    """How many warps an instance with this many elements wants, of those a chip accepts."""
-    return rules.warps_for(max(1, min(MAX_WARPS, lanes // ELEMENTS_PER_WARP)))
-
-
-def _find_sizes(tensors: Sequence[Tensor], arguments: Sequence[str],
-                dims: Mapping[Var, str]) -> _Launch:
-    """Where `launch` reads each symbolic size: the first tensor that has it as a dimension."""
-    found = _Launch()
-    for var, name in dims.items():
-        places = [f"{argument}.shape[{d}]" for argument, tensor in zip(arguments, tensors)
-                  for d, size in enumerate(tensor.shape) if size is var]
-        if places:
-            found.lines.append(f"    {name} = {places[0]}")
-        else:
-            found.keywords.append(name)
-    return found
-
-
-def _docstring(text: str) -> list[str]:
-    lines = _filled(text.split(" "), 4, 8)
-    if len(lines) == 1:
-        return [f'    """{lines[0].strip()}"""']
-    return [f'    """{lines[0].strip()}', *lines[1:], '    """']
-
-
-def _wrapped(head: str, items: Sequence[str], tail: str) -> list[str]:
-    """`head item, item tail`, on as many lines as it takes."""
-    line = f"{head}{', '.join(items)}{tail}"
-    if len(line) <= 100:
-        return [line]
-    indent = len(re.match(" *", head)[0]) + 8  # type: ignore[index]
-    words = [f"{item}," for item in items[:-1]] + [items[-1]]
-    lines = _filled(words, indent, indent)
-    return [head, *lines[:-1], lines[-1] + tail]
-
-
-def _filled(words: Sequence[str], first: int, rest: int) -> list[str]:
-    lines = [" " * first]
-    for word in words:
-        if len(lines[-1]) + len(word) > 94 and lines[-1].strip():
-            lines.append(" " * rest)
-        lines[-1] += word if not lines[-1].strip() else f" {word}"
-    return lines

@@ -1,0 +1,113 @@
+"""What a program becomes on a GPU: kernels of Triton, or a part that the CPU runs, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from terrazzo.base.shapes import num_elements
+from terrazzo.chips.spec import ChipSpec
+from terrazzo.codegen.triton.module import UpTo, Written, module_text
+from terrazzo.codegen.triton.source import triton_kernel
+from terrazzo.errors import TerrazzoError
+from terrazzo.expr.ir import Program, Tensor
+from terrazzo.index import Index, bounds
+
+# Operators that the CPU runs on copies, and why. Those of linear algebra are the host's on any chip.
+ON_CPU = {
+    **dict.fromkeys(("cumulative", "linear_recurrence", "linear_attention_steps",
+                     "recurrent_steps"), "each step needs the one before it"),
+    **dict.fromkeys(("scatter", "scatter_at", "counts_of_ngrams"),
+                    "several results go to one place, in an order"),
+    **dict.fromkeys(("sort_pairs", "top_pairs", "rank_rows", "select_boxes"),
+                    "it compares in an order that data decides"),
+    **dict.fromkeys(("fft_columns", "fft_lines", "real_halves", "real_rows"),
+                    "its butterflies are loops for CPUs"),
+    **dict.fromkeys(("det", "pairwise_coupling", "tree_ensemble"),
+                    "its loops are written for CPUs"),
+}
+SHORT = 256  # positions of a row of unknown length that may be short
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel of a program: itself, the tensors it is given, and how sizes vary it."""
+
+    program: Program
+    versions: tuple[Version, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.program.inputs, *self.program.outputs)
+
+    @property
+    def written(self) -> Written:
+        """The version that serves most launches."""
+        return self.versions[0].written
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A kernel for some sizes: the first version whose conditions hold is launched."""
+
+    written: Written
+    sixteen: bool = False  # all sizes are multiples of 16, so that rows begin at 16 bytes
+    most: int = 0  # of the extent of its blocks; 0: any
+
+    def constants(self) -> dict[str, int]:
+        """What is fixed when it is compiled."""
+        return {name: (min(n.most, self.most) if self.most else n.most)
+                if isinstance(n, UpTo) else n for name, n in self.written.constants.items()}
+
+    @property
+    def warps(self) -> int:
+        return self.written.few_warps if self.most else self.written.warps
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """The kernels of a program in order; none where the CPU runs it, for a reason."""
+
+    kernels: tuple[Kernel, ...] = ()
+    reason: str = ""
+
+    def text(self, program: Program) -> str:
+        """Triton source, a module for each kernel."""
+        if not self.kernels:
+            return f"# {program.name} runs on the CPU: {self.reason}\n"
+        return "\n\n".join(module_text(k.program, k.written) for k in self.kernels)
+
+
+def form_of(program: Program, spec: ChipSpec) -> Form:
+    """How a program runs on a GPU."""
+    if program.kind == "opaque":
+        return Form(reason=ON_CPU.get(program.attrs["node"].op.name,
+                                      "its loops are written for CPUs"))
+    try:
+        return Form(tuple(_kernel(part, spec) for part in parts_of(program, spec)))
+    except TerrazzoError as error:
+        return Form(reason=str(error).split("\n")[0])
+
+
+def parts_of(program: Program, spec: ChipSpec) -> Sequence[Program]:
+    """A program as programs of one kernel each; what one makes for the next is its output."""
+    if program.kind == "contraction":  # each result by itself, several side by side
+        rank = max(len(s.axes) for s in program.stages)
+        return [replace(program, kind="rows", attrs={"rows": rank, "tiles": True})]
+    return [program]
+
+
+def _kernel(program: Program, spec: ChipSpec) -> Kernel:
+    first = triton_kernel(program, spec)
+    if not first.dims:
+        return Kernel(program, (Version(first),))
+    narrow = triton_kernel(program, spec, wide=False)
+    short = (Version(narrow, most=SHORT),) if narrow.varies else ()
+    return Kernel(program, (*short, Version(narrow, sixteen=True), Version(narrow), Version(
+        triton_kernel(program, spec, wide=True))))
+
+
+def elements(program: Program) -> list[Index]:
+    """The numbers of elements that addresses of 32 bits must reach."""
+    sizes = [num_elements(t.shape) for t in (*program.inputs, *program.stages)]
+    return [n for n in dict.fromkeys(sizes) if not (top := bounds(n)[1]) or top >= 1 << 31]

@@ -1,0 +1,47 @@
+"""The GPU's memory, which is torch's: its allocator knows streams, and tensors are the arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from terrazzo.chips.memory import Block, HostMemory
+
+
+class DeviceMemory(HostMemory):
+    """Memory of the current GPU."""
+
+    device = "cuda"
+    keeps_blocks = False  # torch's allocator does, and knows which stream a block belongs to
+
+    def allocate(self, size: int) -> Block:
+        import torch
+
+        try:
+            owner = torch.empty(size, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from None
+        return Block(owner, owner.data_ptr())
+
+    def copy_in(self, array: np.ndarray) -> Block:
+        import torch
+
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        owner = torch.empty(max(data.size, 1), dtype=torch.uint8, device=self.device)
+        owner[:data.size].copy_(torch.from_numpy(data.copy()))
+        return Block(owner, owner.data_ptr())
+
+    def copy_out(self, block: Block, array: np.ndarray) -> None:
+        array.reshape(-1).view(np.uint8)[:] = block.owner[:array.nbytes].cpu().numpy()
+
+    def holds(self, array: Any) -> bool:
+        return getattr(getattr(array, "device", None), "type", "") == self.device
+
+    def brought(self, array: Any) -> Any:
+        from terrazzo.runtime.hosted import to_torch
+
+        if self.holds(array):
+            return array
+        tensor = array.detach() if hasattr(array, "data_ptr") else to_torch(np.asarray(array))
+        return tensor.to(self.device)

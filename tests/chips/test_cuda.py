@@ -1,0 +1,138 @@
+"""The chip cuda where there is no GPU: its description, levels, errors, and simulated runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo.chips.cuda import driver
+from terrazzo.chips.cuda.simulate import Simulator
+from terrazzo.chips.memory import aligned_bytes
+from terrazzo.compiler.driver import compile_graph
+from terrazzo.errors import ArgumentError, DeviceError
+from terrazzo.graph.ir import TensorType
+from terrazzo.graph.trace import trace
+from terrazzo.knobs import knobs
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.triton, pytest.mark.torch]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The simulated chip, and the names of the kernels that it launches."""
+    found: list[str] = []
+    launch = Simulator.launch
+
+    def noting(self: Any, kernel: int, *args: Any) -> None:
+        found.append(self.kernels[kernel]["name"])
+        launch(self, kernel, *args)
+
+    monkeypatch.setattr(Simulator, "launch", noting)
+    with knobs.override(cuda_simulate=True), tz.chip("cuda"):
+        yield found
+
+
+@pytest.mark.skipif(not driver.absence(), reason="there is a GPU")
+def test_an_absent_gpu_says_what_to_do() -> None:
+    with pytest.raises(DeviceError, match="nothing can run on 'cuda'.*no NVIDIA GPU") as error:
+        tz.exp.on("cuda")
+    assert "TZ_CUDA_SIMULATE=1" in str(error.value)
+    assert "absent" in repr(tz.chips())
+
+
+def test_levels() -> None:
+    x = np.ones((8, 64), np.float32)
+    assert "@triton.jit" in tz.gelu.lower(x, "triton", chip="cuda")
+    assert ".visible .entry" in tz.gelu.lower(x, "ptx", chip="cuda")
+    assert "Function : k_" in tz.gelu.lower(x, "sass", chip="cuda")
+    assert "runs on the CPU" in tz.sort.lower(x, "triton", chip="cuda")
+    with pytest.raises(ArgumentError, match="'cuda' has no level 'asm'"):
+        tz.gelu.lower(x, "asm", chip="cuda")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1025), (0, 4), (5, 70), (2, 20000), (300, 3)])
+def test_rows_and_reductions(launched: list[str], dtype: str, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).to(getattr(torch, dtype))
+    exact = x.double()
+    slack = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3, "float64": 1e-12}[dtype]
+
+    def close(got: Any, want: Any) -> None:
+        torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack * max(
+            1.0, float(want.abs().max()) if want.numel() else 0))
+
+    close(tz.gelu(x), torch.nn.functional.gelu(exact))
+    close(tz.sum(x), exact.sum())
+    if shape:
+        close(tz.softmax(x), exact.softmax(-1))
+        close(tz.sum(x, axis=0), exact.sum(0))
+        close(tz.layer_norm(x), torch.nn.functional.layer_norm(exact, exact.shape[-1:]))
+    assert launched
+
+
+def test_nan_and_infinities_take_part(launched: list[str]) -> None:
+    x = np.float32([[1, np.nan, 3], [np.inf, 1, 2], [-np.inf, -np.inf, -np.inf]])
+    np.testing.assert_array_equal(tz.max(x, axis=1), [np.nan, np.inf, -np.inf])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(tz.sum(x, axis=1), x.sum(1))
+    assert len(launched) == 2
+
+
+def test_gradients_go_through_autograd(launched: list[str]) -> None:
+    x = torch.randn(6, 33, dtype=torch.float64, requires_grad=True)
+    (tz.softmax(tz.gelu(x)) ** 2).sum().backward()
+    got = x.grad.clone()
+    x.grad = None
+    (torch.nn.functional.gelu(x).softmax(-1) ** 2).sum().backward()
+    torch.testing.assert_close(got, x.grad)
+    assert len(launched) >= 3
+
+
+def test_what_is_not_aligned_is_copied(launched: list[str]) -> None:
+    graph, _ = trace(lambda x: tz.exp(x), [TensorType((1000,), tz.float32)], name="odd")
+    executable = compile_graph(graph)
+    memory = aligned_bytes(8192)
+    x = memory[4:4004].view(np.float32)
+    x[:] = np.linspace(-1, 1, 1000)
+    out = memory[4100:8100].view(np.float32)
+    before = x.copy()
+    executable.run_into([x.ctypes.data, out.ctypes.data])
+    np.testing.assert_allclose(out, np.exp(before), rtol=1e-6)
+    np.testing.assert_array_equal(x, before)
+    assert launched
+
+
+def test_sizes_that_vary_are_one_kernel(launched: list[str]) -> None:
+    function = tz.jit(lambda x: tz.softmax(x * 2))
+    for n in (5, 7, 16, 300, 4096, 5000):
+        x = np.random.default_rng(n).standard_normal((4, n)).astype(np.float32)
+        wide = np.exp(2 * x.astype(np.float64))
+        np.testing.assert_allclose(function(x), wide / wide.sum(1, keepdims=True), rtol=1e-5)
+    assert len(set(launched)) <= 2
+
+
+def test_control_flow_and_parts_on_the_cpu(launched: list[str]) -> None:
+    def grows(x: Any) -> Any:
+        return tz.while_loop(lambda y: tz.sum(y * y) < 100, lambda y: y * 1.5, tz.cumsum(x))
+
+    x = np.arange(1, 6, dtype=np.float32)
+    want = np.cumsum(x)
+    while (want * want).sum() < 100:
+        want = want * 1.5
+    np.testing.assert_allclose(tz.jit(grows)(x), want, rtol=1e-6)
+    assert launched
+
+
+def test_verify_and_profile(launched: list[str]) -> None:
+    report = tz.softmax.verify(kinds=("random", "odd"), dtypes=["float32"])
+    assert "every level agrees" in str(report)
+    with tz.profile() as recorded:
+        tz.gelu(np.ones((4, 4), np.float32))
+    assert recorded.runs[0].duration_ns > 0
