@@ -25,7 +25,7 @@ EXPORTING := $(VENV)/.installed-with-exporter
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-slow triton-suite triton-libraries lint demo bench bench-compile bench-models bench-wild \
+.PHONY: help test test-slow test-gpu triton-suite triton-libraries lint demo bench bench-compile bench-models bench-wild \
 	sklearn-zoo ulp fuzz fuzz-models docs clean
 
 help: ## list what can be made
@@ -73,6 +73,9 @@ test: lint ## check style and types, and run the tests
 
 test-slow: $(TESTABLE) ## run the tests that take long
 	$(BIN)/python -m pytest -q -n 2 -m slow $(PYTEST_ARGS)
+
+test-gpu: $(TESTABLE) ## run the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)
 
 # The checkout is the user's own and stays as it is: no caches, no bytecode.
 triton-suite: $(TESTABLE) ## run Triton's own tests on the CPU, from a checkout: SUITE=.../python/test
