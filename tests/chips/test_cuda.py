@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.mark.skipif(not driver.absence(), reason="there is a GPU")
 def test_an_absent_gpu_says_what_to_do() -> None:
-    with pytest.raises(DeviceError, match="nothing can run on 'cuda'.*no NVIDIA GPU") as error:
+    with pytest.raises(DeviceError, match=r"nothing can run on 'cuda'.*no NVIDIA GPU") as error:
         tz.exp.on("cuda")
     assert "TZ_CUDA_SIMULATE=1" in str(error.value)
     assert "absent" in repr(tz.chips())

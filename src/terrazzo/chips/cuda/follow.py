@@ -67,6 +67,7 @@ class Followed:
     allocates = False
     call_pointers: Callable[..., Any] | None = None
     call_numpy: Callable[..., Any] | None = None
+    call_slots: Callable[..., Any] | None = None
 
     def __init__(self, made: Assembled, constants: Sequence[int], machine: Machine):
         facts = made.facts

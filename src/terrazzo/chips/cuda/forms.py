@@ -13,7 +13,7 @@ from terrazzo.errors import TerrazzoError
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, bounds
 
-# Operators that the CPU runs on copies, and why. Those of linear algebra are the host's on any chip.
+# Operators that the CPU runs on copies, and why; those of linear algebra are the host's anywhere.
 ON_CPU = {
     **dict.fromkeys(("cumulative", "linear_recurrence", "linear_attention_steps",
                      "recurrent_steps"), "each step needs the one before it"),

@@ -42,7 +42,7 @@ class Written:
     constants: Mapping[str, Size]  # constexpr parameters
     warps: int
     wide: bool  # whether addresses, and so sizes, have 64 bits
-    rules: LaunchRules = LaunchRules()
+    rules: LaunchRules
 
     @property
     def varies(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from terrazzo.base.scalar import FromIndex, Load, Reduce, Scalar, loads, walk
 from terrazzo.base.shapes import num_elements
-from terrazzo.chips.spec import ChipSpec
+from terrazzo.chips.spec import ChipSpec, LaunchRules
 from terrazzo.codegen.triton.emit import Emitter, unflatten
 from terrazzo.codegen.triton.lines import Block, Names
 from terrazzo.codegen.triton.module import RESERVED, Size, UpTo, Written, module_text, warps_for
