@@ -164,7 +164,8 @@ def test_level_that_does_not_exist(x: np.ndarray) -> None:
     refuses(lambda: tz.exp.lower(x, "lop"), ArgumentError, "'cpu' has no level 'lop'",
             hint="graph, canonical, expr")
     refuses(lambda: tz.softmax.lower(x, "asm", chip="cuda"), ArgumentError,
-            "the chip 'cuda' has no level 'asm'", hint="graph, canonical, expr, schedule, loop, triton")
+            "the chip 'cuda' has no level 'asm'",
+            hint="graph, canonical, expr, schedule, loop, triton")
     refuses(lambda: tz.softmax.lower(x, "loop", target="tpu"), DeviceError, "no chip 'tpu'",
             hint="cpu, cuda")
     refuses(lambda: tz.exp.lower(x), ArgumentError, "needs a level", hint='lower.x, "loop"')
