@@ -50,7 +50,8 @@ def key_of(args: Sequence[Any]) -> Hashable:
                 key = (key, a.shape, a.strides, a.dtype)
             elif kind in _tensor_types:
                 key = (key, a.shape, a.stride(), a.dtype, _is_seen_otherwise(a),
-                       (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
+                       (a.requires_grad and _grad_enabled())
+                       or (_forward_mode._current_level >= 0 and _tangents_enabled()))
             elif kind is float:
                 key = (key, float)
             elif hasattr(a, "data_ptr"):
@@ -99,7 +100,8 @@ def layout_of(a: Any) -> Any:
     if kind in _tensor_types:
         _refuse_layout(a)
         return (a.shape, a.stride(), a.dtype, _is_seen_otherwise(a),
-                (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
+                (a.requires_grad and _grad_enabled())
+                or (_forward_mode._current_level >= 0 and _tangents_enabled()))
     if hasattr(a, "data_ptr"):
         _welcome(a)
         return layout_of(a)
@@ -109,12 +111,18 @@ def layout_of(a: Any) -> Any:
 def wants_gradient(a: Any) -> bool:
     """Whether torch is to remember what is computed from this, or pushes tangents through it."""
     return hasattr(a, "data_ptr") and (
-        (a.requires_grad and _grad_enabled()) or _forward_mode._current_level >= 0)
+        (a.requires_grad and _grad_enabled()) or pushes_tangents())
 
 
 def pushes_tangents() -> bool:
-    """Whether torch is in forward mode."""
-    return bool(_forward_mode._current_level >= 0)
+    """Whether torch is in forward mode, and not below it: inside the kernel of an operator."""
+    return bool(_forward_mode._current_level >= 0 and _tangents_enabled())
+
+
+def _tangents_enabled() -> bool:
+    import torch
+
+    return bool(torch._C._is_fwd_grad_enabled())
 
 
 def _is_seen_otherwise(tensor: Any) -> Any:

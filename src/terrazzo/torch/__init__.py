@@ -1,4 +1,4 @@
-"""What PyTorch sees of us: gradients, a backend for `torch.compile`, operators to compare with.
+"""What PyTorch sees of us: gradients, a backend for `torch.compile`, operators of its own.
 
 `tz.torch.explain` and its like load torch when they are first asked for.
 """
@@ -7,7 +7,11 @@ from importlib import import_module
 from typing import Any
 
 # Public names, and the module that has each.
-_PUBLIC = {"explain": "terrazzo.torch.report"}
+_PUBLIC = {
+    "explain": "terrazzo.torch.report",
+    "onnx_translations": "terrazzo.torch.onnx_nodes",
+    "register": "terrazzo.torch.registration",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -71,9 +72,13 @@ def _as_it_comes(function: Callable[..., Any], call: Call) -> Result:
     return function(*call.values())
 
 
-def converts_operator(operator: Operator, domain: str) -> None:
-    """Register an operator of ours as that of a domain, inputs by place, attributes by name."""
+def converts_operator(operator: Operator, domain: str, name: str = "") -> None:
+    """Register an operator of ours as that of a domain, inputs by place, attributes by name.
+
+    An input that a node leaves out is the parameter's default.
+    """
     allowed = {p.name for p in operator.attr_params}
+    defaults = [None if p.default is p.empty else p.default for p in operator.tensor_params]
 
     def convert(call: Call) -> Result:
         names = [a.name for a in call.node.attribute]
@@ -82,9 +87,13 @@ def converts_operator(operator: Operator, domain: str) -> None:
             call.unsupported(f"has the attribute {unknown[0]!r}, which {operator!r} does not take")
         attrs = {n: call.attr(n) for n in names}
         inputs = [call.optional(i) for i in range(len(call))]
-        return operator(inputs, **attrs) if operator.variadic else operator(*inputs, **attrs)
+        if operator.variadic:
+            return operator(inputs, **attrs)
+        return operator(*(default if value is None else value for value, default in
+                          zip_longest(inputs[:len(defaults)], defaults)), *inputs[len(defaults):],
+                        **attrs)
 
-    _CONVERTERS[domain, operator.name] = [Converter(convert)]
+    _CONVERTERS[domain, name or operator.name] = [Converter(convert)]
 
 
 def converts_domain(domain: str) -> Callable[[Callable[[Call], Result]], Callable[[Call], Result]]:
