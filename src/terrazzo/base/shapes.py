@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from terrazzo.errors import AxisError, BroadcastError
@@ -108,3 +108,18 @@ def contiguous_strides(shape: Shape) -> tuple[Index, ...]:
         strides.append(step)
         step = step * size
     return tuple(reversed(strides))
+
+
+def likely_shapes(count: int) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes that operators of so many tensors often take, the plainest first."""
+    if count == 0:
+        yield []
+        return
+    yield [(8, 16)] * count
+    yield [(8, 16), *[(16,)] * (count - 1)]  # normalisation: a weight, a bias
+    yield [(8, 16), (16, 8), *[(8,)] * (count - 2)][:count]  # products of matrices
+    yield [(8, 16), (12, 16), *[(12,)] * (count - 2)][:count]  # a layer: [outputs, inputs]
+    yield [(2, 3, 8, 16)] * count
+    yield [(16,)] * count
+    yield [()] * count
+    yield [(2, 6, 8, 8), *[(6,)] * (count - 1)]  # images and channels

@@ -24,21 +24,6 @@ class Sample:
     arrays: tuple[np.ndarray, ...]
 
 
-def default_shapes(count: int) -> Iterator[list[tuple[int, ...]]]:
-    """Shapes that operators of so many tensors often take, the plainest first."""
-    if count == 0:
-        yield []
-        return
-    yield [(8, 16)] * count
-    yield [(8, 16), *[(16,)] * (count - 1)]  # normalisation: a weight, a bias
-    yield [(8, 16), (16, 8), *[(8,)] * (count - 2)][:count]  # products of matrices
-    yield [(8, 16), (12, 16), *[(12,)] * (count - 2)][:count]  # a layer: [outputs, inputs]
-    yield [(2, 3, 8, 16)] * count
-    yield [(16,)] * count
-    yield [()] * count
-    yield [(2, 6, 8, 8), *[(6,)] * (count - 1)]  # images and channels
-
-
 # ---------------------------------------------------------------- values
 def draw(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> np.ndarray:
     """Ordinary numbers of both signs."""

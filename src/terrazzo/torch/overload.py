@@ -20,8 +20,8 @@ from torch._C import DispatchKey
 from torch.autograd import forward_ad
 
 from terrazzo.base.nests import leaves
-from terrazzo.calls.api import Compiled
 from terrazzo.calls.captures import content_of
+from terrazzo.calls.compiled import Compiled
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.autodiff import jvp_function, vjp_function
 from terrazzo.graph.batching import vmap

@@ -9,14 +9,13 @@ from typing import Any, NoReturn
 import torch
 
 from terrazzo.base.nests import leaves
-from terrazzo.calls.api import compiled
+from terrazzo.base.shapes import likely_shapes
 from terrazzo.calls.captures import Surroundings
 from terrazzo.dtypes import float32
 from terrazzo.errors import ArgumentError, TerrazzoError
 from terrazzo.frontends.onnx.registry import converts_operator
 from terrazzo.graph.ir import Operator, TensorType
 from terrazzo.graph.trace import trace
-from terrazzo.tools.samples import default_shapes
 from terrazzo.torch.overload import Overload, check_autocast
 from terrazzo.torch.schema import REQUIRED, Schema, schemas
 
@@ -151,7 +150,7 @@ def _tried(operator: Operator) -> Iterator[tuple[int, Any]]:
     count = len(needed) + (1 if operator.variadic else 0)
     attrs: dict[str, Any] = {p.name: 1 for p in operator.attr_params
                              if p.default is REQUIRED}
-    for shapes in default_shapes(count):
+    for shapes in likely_shapes(count):
         types = [TensorType(shape, float32) for shape in shapes]
         try:
             graph, structure = trace(operator, types, **attrs)
@@ -178,7 +177,7 @@ def _overload(operator: Operator, schema: Schema, autocast: Any) -> Overload:
 
 def _quick(operator: Operator, schema: Schema, defaults: list[Any]) -> Callable[..., Any]:
     """The compiled operator for arguments as torch hands them over, with little in between."""
-    run: Callable[..., Any] = compiled(operator)
+    run: Callable[..., Any] = operator.compiled
     if schema.returns != "Tensor":
         whole = run
 

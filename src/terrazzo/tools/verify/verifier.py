@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.base.nests import leaves
+from terrazzo.base.shapes import likely_shapes
 from terrazzo.calls.compiled import Compiled
 from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import as_dtype, float64
@@ -35,7 +36,7 @@ from terrazzo.graph.ir import Graph, Operator, TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.ops.complex import view_as_complex, whole
 from terrazzo.runtime.artifact import Over
-from terrazzo.tools.samples import KINDS, Sample, default_shapes, samples
+from terrazzo.tools.samples import KINDS, Sample, samples
 from terrazzo.tools.verify.gradient import NoGradient, as_float64, check_gradient
 from terrazzo.tools.verify.levels import LEVELS, Subject, Wrong
 from terrazzo.tools.verify.report import Report, Row
@@ -180,7 +181,7 @@ class _Target:
             return list(map(_in_pairs, arrays))
         error: Exception | None = None
         for dtype, shapes in itertools.product((np.float32, np.int32),
-                                               default_shapes(self.count)):
+                                               likely_shapes(self.count)):
             arrays = [np.ones(s, dtype) for s in shapes]
             try:
                 self.compiled.graph(arrays, self.attrs)
