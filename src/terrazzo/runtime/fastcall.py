@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -51,7 +53,7 @@ def key_of(args: Sequence[Any]) -> Hashable:
             elif kind in _tensor_types:
                 key = (key, a.shape, a.stride(), a.dtype, _is_seen_otherwise(a),
                        (a.requires_grad and _grad_enabled())
-                       or (_forward_mode._current_level >= 0 and _tangents_enabled()))
+                       or (_forward_mode._current_level >= 0 and not _below.autograd))
             elif kind is float:
                 key = (key, float)
             elif hasattr(a, "data_ptr"):
@@ -101,7 +103,7 @@ def layout_of(a: Any) -> Any:
         _refuse_layout(a)
         return (a.shape, a.stride(), a.dtype, _is_seen_otherwise(a),
                 (a.requires_grad and _grad_enabled())
-                or (_forward_mode._current_level >= 0 and _tangents_enabled()))
+                or (_forward_mode._current_level >= 0 and not _below.autograd))
     if hasattr(a, "data_ptr"):
         _welcome(a)
         return layout_of(a)
@@ -115,14 +117,27 @@ def wants_gradient(a: Any) -> bool:
 
 
 def pushes_tangents() -> bool:
-    """Whether torch is in forward mode, and not below it: inside the kernel of an operator."""
-    return bool(_forward_mode._current_level >= 0 and _tangents_enabled())
+    """Whether torch is in forward mode, and what is called is not the kernel of an operator."""
+    return bool(_forward_mode._current_level >= 0 and not _below.autograd)
 
 
-def _tangents_enabled() -> bool:
-    import torch
+class _Below(threading.local):
+    """Whether a thread runs the kernel of an operator of torch's, which sees no tangents."""
 
-    return bool(torch._C._is_fwd_grad_enabled())
+    autograd = False
+
+
+_below = _Below()
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Inside, tensors are numbers in memory, whatever torch keeps beside them."""
+    before, _below.autograd = _below.autograd, True
+    try:
+        yield
+    finally:
+        _below.autograd = before
 
 
 def _is_seen_otherwise(tensor: Any) -> Any:

@@ -26,6 +26,7 @@ from terrazzo.errors import ArgumentError
 from terrazzo.graph.autodiff import jvp_function, vjp_function
 from terrazzo.graph.batching import vmap
 from terrazzo.graph.ir import Value, as_value
+from terrazzo.runtime.fastcall import below_autograd
 from terrazzo.torch.schema import Parameter, Schema
 from terrazzo.torch.sizes import result_types
 
@@ -155,9 +156,12 @@ class Overload:
     # ------------------------------------------------------------ kernels
     def cpu(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel of the CPU: our compiled form. Whether there is a gradient is decided."""
-        if forward_ad._current_level >= 0 and _is_fwd_grad_enabled():
-            with forward_ad._set_fwd_grad_enabled(False):
-                return self.cpu(*args, **kwargs)
+        if forward_ad._current_level >= 0:
+            with below_autograd():
+                return self._without_graph(*args, **kwargs)
+        return self._without_graph(*args, **kwargs)
+
+    def _without_graph(self, *args: Any, **kwargs: Any) -> Any:
         if not _is_grad_enabled():
             return self.quick(*args, **kwargs)
         _set_grad_enabled(False)
