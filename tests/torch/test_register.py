@@ -339,6 +339,7 @@ def test_torch_export_keeps_sizes_symbolic() -> None:
 def test_onnx_export(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     model = Activation().eval()
+    assert callable(tz.torch.onnx_translations) and tz.torch.onnx_translations()
     program = torch.onnx.export(model, (floats(4, 5),), dynamo=True, verbose=False,
                                 custom_translation_table=tz.torch.onnx_translations(),
                                 dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
