@@ -21,7 +21,8 @@ import pytest
 import terrazzo as tz
 from terrazzo.base.nests import leaves
 from terrazzo.errors import ArgumentError
-from terrazzo.graph.ir import Operator, TensorType, Value, operator_named, trace_scope
+from terrazzo.graph.ir import Operator, TensorType, Value, operator_named
+from terrazzo.graph.scopes import trace_scope
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

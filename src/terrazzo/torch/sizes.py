@@ -12,7 +12,8 @@ from typing import Any
 
 from terrazzo.dtypes import as_dtype, result_type
 from terrazzo.errors import TerrazzoError
-from terrazzo.graph.ir import TensorType, Value, trace_scope
+from terrazzo.graph.ir import TensorType, Value
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.graph.sizes import seen
 from terrazzo.index import Index, Var
 from terrazzo.index.guards import RELATIONS, CallQuestions, asking
