@@ -26,7 +26,7 @@ EXPORTING := $(VENV)/.installed-with-exporter
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help test test-slow test-gpu triton-suite triton-libraries lint demo bench bench-compile bench-models bench-wild \
-	sklearn-zoo ulp fuzz fuzz-models docs clean
+	sklearn-zoo ulp verify fuzz fuzz-models docs clean
 
 help: ## list what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' \
@@ -126,6 +126,9 @@ sklearn-zoo: $(SHOWABLE) ## run every estimator that skl2onnx converts against o
 
 ulp: $(TESTABLE) ## measure the accuracy of the elementary functions
 	@$(BIN)/python benchmarks/ulp.py
+
+verify: $(TESTABLE) ## verify every operator at every level, and write docs/verified.md
+	@$(BIN)/python tests/verify_operators.py --write docs/verified.md
 
 fuzz: $(TESTABLE) ## compile random programs for MINUTES=5, every level checked against the one above
 	@$(BIN)/tz fuzz --minutes $(MINUTES)

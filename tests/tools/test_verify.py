@@ -657,3 +657,47 @@ def test_numbers_that_fusion_makes() -> None:
     """A scatter that starts from a number reads it, and no graph holds it."""
     places = np.array([1, 2, 2, 8, 0, 3, 1])
     tz.verify(tz.jit(lambda i: tz.bincount(i, length=9)), places)
+
+
+# ---------------------------------------------------------------- stairs, types, what has no kernel
+@pytest.mark.parametrize("name", ["remainder", "fmod"])
+def test_steps_over_many_stairs_of_a_remainder_say_nothing_of_its_slope(name: str) -> None:
+    report = tz.verify(getattr(tz, name), dtypes=["float32"], kinds=["odd"])
+    assert report.elements("gradient") > 500
+
+
+def test_a_wrong_slope_of_a_remainder_is_found() -> None:
+    def rule(node: Any, g: Any) -> Any:
+        x, y = node.inputs
+        return [g, g * tz.floor(x / y)]
+
+    @tz.op(name="test_remainder", grad=rule)
+    def remainder(x: Any, y: Any) -> Any:
+        return tz.remainder(x, y)
+
+    assert blamed(remainder).level == "gradient"
+
+
+def test_a_conversion_that_only_float32_has_is_verified_but_for_its_slope() -> None:
+    report = tz.verify(lambda x: tz.bitcast(x, dtype="int32"), np.ones(7, np.float32),
+                       dtypes=["float32"])
+    assert report.elements("code") and not report.elements("gradient")
+    assert any("level gradient" in line for line in report.skipped)
+
+
+def test_a_float_that_is_widened_stays_what_it_is() -> None:
+    x = np.float32([0.1, 3e38])
+    assert bounds_of(lambda x: tz.astype(x, "float64"), x).exact
+    assert bounds_of(lambda x: tz.astype(x, "float32"), x).exact
+    assert not bounds_of(lambda x: tz.astype(x, "float16"), x).exact
+
+
+def test_what_needs_no_kernel_says_so() -> None:
+    report = tz.verify(lambda x: tz.real(x), np.ones((2, 3), np.float32), dtypes=["float32"],
+                       kinds=["random"])
+    assert report.elements("code") and not report.elements("expr")
+    assert any("memory seen otherwise" in line for line in report.skipped)
+
+
+def test_what_has_no_inputs_is_compared_at_the_level_of_graphs() -> None:
+    assert tz.verify(lambda: tz.arange(start=9), kinds=["random"]).elements("graph") == 9

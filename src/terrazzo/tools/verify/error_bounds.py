@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from terrazzo.base.scalar_accuracy import FEW, Accuracy
-from terrazzo.dtypes import DType
+from terrazzo.dtypes import DType, promote
 from terrazzo.graph.applying import expand
 from terrazzo.graph.evaluate import bind_dims, concrete
 from terrazzo.graph.ir import Graph, Node, TensorType, Value
@@ -99,24 +99,33 @@ def _node(node: Node, inputs: list[Bounded | None], dims: Mapping[Var, int]) -> 
         errors = [np.zeros(v.shape) for v in values]
     else:
         errors = rule(node, inputs, values, dims)
-    return [_settled(v, np.broadcast_to(e, v.shape), t.dtype, name)
+    return [_settled(v, np.broadcast_to(e, v.shape), t.dtype, node)
             for v, e, t in zip(values, errors, node.types, strict=True)]
 
 
-def _settled(value: np.ndarray, error: np.ndarray, dtype: DType, name: str) -> Bounded:
+def _settled(value: np.ndarray, error: np.ndarray, dtype: DType, node: Node) -> Bounded:
     """A node's result with the rounding of the operation and of its type added."""
+    name = node.op.name
     error = np.where(np.isnan(error), np.inf, error)
     if not dtype.is_float:
         counted = dtype.is_integer and (name in COUNTED or name in _MOVEMENT)
         return Bounded(value, error if counted else np.where(error > 0, np.inf, 0.0))
     accuracy = ROWS[name].accuracy if name in ROWS else Accuracy(_ULPS.get(name, FEW))
-    ulps = 0.0 if name in _MOVEMENT else accuracy.ulps
+    ulps = 0.0 if name in _MOVEMENT or _only_widens(node) else accuracy.ulps
     if ulps:
         size = np.where(np.isfinite(value), np.abs(value), 0.0)
         error = error + ulps * dtype.eps * size + smallest(dtype)
     if accuracy.vanishes_early:
         error = error + float(ml_dtypes.finfo(dtype.compute.np).smallest_normal)
     return Bounded(value, error)
+
+
+def _only_widens(node: Node) -> bool:
+    """Whether a float is converted to a type that holds all values of its own."""
+    source = node.inputs[0] if node.op.name == "astype" else None
+    target = node.types[0].dtype
+    return source is not None and source.dtype.is_float and (
+        promote(source.dtype, target) is target)
 
 
 def _stored(bounded: Bounded, dtype: DType) -> Bounded:

@@ -253,6 +253,9 @@ class _Search:
         movable = np.isfinite(loss.start)
         if loss.stairs:  # over many stairs of a rounding differences see a slope that is nowhere
             movable &= _STEP * np.abs(loss.start) <= _SMALLEST_STAIR
+            # A stair of a remainder is as high as the divisor, which a step must not outdo.
+            rise = _STEP * np.maximum(1.0, np.abs(loss.start)) * np.abs(loss.gradient)
+            movable &= ~(rise > 0.1 * np.abs(loss.start))
         sound = np.flatnonzero(movable & np.isfinite(loss.gradient))
         odd = np.flatnonzero(movable & ~np.isfinite(loss.gradient))
         # Steps grow with the numbers. What moves by more than 1 may jump over an edge, so it does

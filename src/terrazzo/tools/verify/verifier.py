@@ -28,7 +28,7 @@ from terrazzo.base.shapes import likely_shapes
 from terrazzo.calls.compiled import Compiled
 from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import as_dtype, float64
-from terrazzo.errors import ArgumentError, TerrazzoError, VerifyError
+from terrazzo.errors import ArgumentError, NotDifferentiable, TerrazzoError, VerifyError
 from terrazzo.graph import autodiff
 from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.applying import as_value
@@ -259,7 +259,12 @@ class _Trial:
         """The derivative against differences, then the derivative's own compilation."""
         name = self.target.name
         try:
-            difference = check_gradient(*self._in_float64(sample), rng)
+            graph, arrays = self._in_float64(sample)
+        except TerrazzoError as error:  # it is about a type, as a bitcast is
+            self.row.skipped("gradient", name, f"in float64, {str(error).splitlines()[0]}")
+            return
+        try:
+            difference = check_gradient(graph, arrays, rng)
         except NoGradient as error:
             self.row.skipped("gradient", name, str(error))
             return
@@ -269,7 +274,11 @@ class _Trial:
         key = tuple(sample.types)
         source = self.subjects[key].source
         if key not in self.backwards:
-            self.backwards[key] = Subject(autodiff.vjp_graph(source))
+            try:
+                self.backwards[key] = Subject(autodiff.vjp_graph(source))
+            except NotDifferentiable as error:  # its parts may be, which is what was compared
+                self.row.skipped("gradient", f"the compiled gradient of {name}", error.message)
+                return
         backward = self.backwards[key]
         dims = graph_evaluate.bind_dims(source, sample.arrays)
         weights = [rng.uniform(0.5, 1.5, graph_evaluate.concrete(v.shape, dims)).astype(v.dtype.np)
