@@ -128,7 +128,7 @@ ulp: $(TESTABLE) ## measure the accuracy of the elementary functions
 	@$(BIN)/python benchmarks/ulp.py
 
 verify: $(TESTABLE) ## verify every operator at every level, and write docs/verified.md
-	@$(BIN)/python tests/verify_operators.py --write docs/verified.md
+	@$(BIN)/python tests/tools/verify_operators.py --write docs/verified.md
 
 fuzz: $(TESTABLE) ## compile random programs for MINUTES=5, every level checked against the one above
 	@$(BIN)/tz fuzz --minutes $(MINUTES)

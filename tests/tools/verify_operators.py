@@ -1,6 +1,6 @@
 """Verifies every operator of the table on the cases of the operator tests, at every level.
 
-    python tests/verify_operators.py [--only exp,softmax] [--types float32] [--write FILE]
+    python tests/tools/verify_operators.py [--only exp,softmax] [--types float32] [--write FILE]
 
 It counts the elements that were compared at each level. An operator fails if a level is wrong, or
 if a level that it has compared none; which levels it does not have is said with the reason.
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from test_every_operator import MORE, WITHOUT_A_ROW, inputs_of  # noqa: E402
 from test_operator_gradients import ROWS, Case  # noqa: E402
