@@ -9,7 +9,7 @@ from terrazzo.chips.cpu.llvm.helpers import helpers
 from terrazzo.chips.cpu.llvm.values import Val, const
 
 if TYPE_CHECKING:
-    from terrazzo.chips.cpu.llvm.builder import Builder
+    from terrazzo.chips.cpu.llvm.instructions import Instructions
 
 
 class Module:
@@ -21,7 +21,7 @@ class Module:
 
     def __init__(self, features: frozenset[str] = frozenset()) -> None:
         self.features = features
-        self._builders: dict[str, Builder] = {}
+        self._builders: dict[str, Instructions] = {}
         self._declarations: dict[str, str] = {}
         self._globals: dict[str, str] = {}
         self._constants: dict[tuple[str, str, int], Val] = {}
@@ -29,7 +29,7 @@ class Module:
         self._metadata_ids: dict[str, str] = {}
         self._aliases = 0
 
-    def define(self, builder: Builder) -> None:
+    def define(self, builder: Instructions) -> None:
         """Adds a function; its builder may still be writing to it."""
         if builder.name in self._builders:
             raise ValueError(f"function @{builder.name} is defined twice in one module")

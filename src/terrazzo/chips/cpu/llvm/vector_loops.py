@@ -17,7 +17,7 @@ from terrazzo.base.scalar import children as scalar_children
 from terrazzo.base.scalar import walk as walk_scalar
 from terrazzo.chips.cpu.llvm import scalars
 from terrazzo.chips.cpu.llvm.builder import Val, const, vec
-from terrazzo.chips.cpu.llvm.expressions import Lanes, ScalarCode, Scope, VectorCode
+from terrazzo.chips.cpu.llvm.expressions import Lanes, ScalarCode, Scope
 from terrazzo.chips.cpu.llvm.scalars import (
     combine,
     from_memory,
@@ -26,6 +26,7 @@ from terrazzo.chips.cpu.llvm.scalars import (
     register_type,
     to_memory,
 )
+from terrazzo.chips.cpu.llvm.vector_code import VectorCode
 from terrazzo.index import (
     bounds,
     coefficient,

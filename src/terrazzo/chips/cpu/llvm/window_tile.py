@@ -271,7 +271,8 @@ class _Window:
                  operands: Sequence[Val], offsets: Sequence[Sequence[Val]],
                  masks: Sequence[Val | None]) -> list[Val]:
         """What the expression makes of each sum."""
-        from terrazzo.chips.cpu.llvm.expressions import Lanes, Scope, VectorCode
+        from terrazzo.chips.cpu.llvm.expressions import Lanes, Scope
+        from terrazzo.chips.cpu.llvm.vector_code import VectorCode
 
         finish = self.tile.constants["finish"]
         zero = b.const("i64", 0)

@@ -19,7 +19,13 @@ from terrazzo.chips.cpu.llvm.vmath.double import (
     scaled,
     split_any,
 )
-from terrazzo.chips.cpu.llvm.vmath.parts import ROUNDER_DOUBLE, at_least, at_most, bits, poly
+from terrazzo.chips.cpu.llvm.vmath.parts import (
+    ROUNDER_DOUBLE,
+    at_least,
+    at_most,
+    poly,
+    signed_power,
+)
 
 # ((2 atanh(s) - 2 s) / s^3 - 2/3) / s^2 in s^2, s = f / (2 + f), sqrt(1/2) <= 1 + f <= sqrt(2)
 _LOG = (
@@ -85,16 +91,7 @@ def pow(b: Builder, x: Val, y: Val) -> Val:
     one = b.or_(b.fcmp("oeq", y, 0.0), b.fcmp("oeq", a, 1.0))
     zero = b.const(x.ty, 0.0)
     result = _exponential(b, b.select(one, zero, product), b.select(one, zero, low))
-    # Negative x: odd integers y keep the sign, others drop it, and fractions have no result.
-    half_y = b.fmul(y, 0.5)
-    integral = b.fcmp("oeq", b.intrinsic("llvm.trunc", [y], y.ty), y)
-    even = b.fcmp("oeq", b.intrinsic("llvm.trunc", [half_y], y.ty), half_y)
-    negative = b.icmp("slt", bits(b, x), 0)
-    odd = b.and_(integral, b.xor(even, b.const(even.ty, True)))
-    result = b.select(b.and_(negative, odd), b.fneg(result), result)
-    proper = b.and_(b.fcmp("olt", x, 0.0), finite)
-    invalid = b.and_(proper, b.xor(integral, b.const(integral.ty, True)))
-    return b.select(invalid, b.const(x.ty, math.nan), result)
+    return signed_power(b, x, y, result, finite)
 
 
 def _half_power(b: Builder, a: Val) -> Val:

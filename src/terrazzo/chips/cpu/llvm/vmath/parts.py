@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 
@@ -46,6 +47,22 @@ def int_of(x: Val) -> str:
 
 def bits(b: Builder, x: Val) -> Val:
     return b.bitcast(x, int_of(x))
+
+
+def signed_power(b: Builder, x: Val, y: Val, result: Val, finite: Val) -> Val:
+    """x^y, given |x|^y and whether |x| is finite.
+
+    Of negative x, odd integers y keep the sign, others drop it, and fractions have no result.
+    """
+    half_y = b.fmul(y, 0.5)
+    integral = b.fcmp("oeq", b.intrinsic("llvm.trunc", [y], y.ty), y)
+    even = b.fcmp("oeq", b.intrinsic("llvm.trunc", [half_y], y.ty), half_y)
+    negative = b.icmp("slt", bits(b, x), 0)
+    odd = b.and_(integral, b.xor(even, b.const(even.ty, True)))
+    result = b.select(b.and_(negative, odd), b.fneg(result), result)
+    proper = b.and_(b.fcmp("olt", x, 0.0), finite)
+    invalid = b.and_(proper, b.xor(integral, b.const(integral.ty, True)))
+    return b.select(invalid, b.const(x.ty, math.nan), result)
 
 
 def widen(b: Builder, x: Val) -> Val:

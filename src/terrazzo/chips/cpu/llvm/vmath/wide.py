@@ -19,6 +19,7 @@ from terrazzo.chips.cpu.llvm.vmath.parts import (
     narrow,
     part_by_part,
     poly,
+    signed_power,
     widen,
 )
 
@@ -307,16 +308,7 @@ def pow(b: Builder, x: Val, y: Val) -> Val:
     mantissa_part = bits(b, b.fma(r, poly(b, r, _EXP2), 1.0))
     scaled = b.bitcast(b.add(mantissa_part, b.shl(bits(b, shifted), 52)), product.ty)
     result = narrow(b, b.select(b.fcmp("uno", product, product), product, scaled))
-    # Negative x: odd integers y keep the sign, others drop it, and fractions have no result.
-    half_y = b.fmul(y, 0.5)
-    integral = b.fcmp("oeq", b.intrinsic("llvm.trunc", [y], y.ty), y)
-    even = b.fcmp("oeq", b.intrinsic("llvm.trunc", [half_y], y.ty), half_y)
-    negative = b.icmp("slt", bits(b, x), 0)
-    odd = b.and_(integral, b.xor(even, b.const(even.ty, True)))
-    result = b.select(b.and_(negative, odd), b.fneg(result), result)
-    proper = b.and_(b.fcmp("olt", x, 0.0), finite)
-    invalid = b.and_(proper, b.xor(integral, b.const(integral.ty, True)))
-    return b.select(invalid, b.const(x.ty, math.nan), result)
+    return signed_power(b, x, y, result, finite)
 
 
 @part_by_part
