@@ -40,8 +40,8 @@ from terrazzo.ops.elementwise import (
     tanh,
     where,
 )
+from terrazzo.ops.joining import split
 from terrazzo.ops.reduce import float_type, in_shape, in_type
-from terrazzo.ops.shape import split
 
 
 def worked_out_wide(body: Callable[..., Any]) -> Callable[..., Any]:

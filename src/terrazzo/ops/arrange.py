@@ -17,10 +17,10 @@ from terrazzo.index.guards import ask, known
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import astype, equal, greater_equal, less_equal, where
+from terrazzo.ops.joining import concat
 from terrazzo.ops.shape import (
     as_shape,
     broadcast_to,
-    concat,
     expand_dims,
     moveaxis,
     place,

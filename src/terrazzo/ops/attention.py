@@ -19,9 +19,10 @@ from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import astype, equal, greater_equal, remainder, rsqrt, where
+from terrazzo.ops.joining import concat
 from terrazzo.ops.norm import safe_softmax, softmax
 from terrazzo.ops.reduce import in_shape, in_type, widened
-from terrazzo.ops.shape import concat, place, span
+from terrazzo.ops.shape import place, span
 
 
 @operator(family="attention", keep_whole=True)

@@ -20,9 +20,11 @@ from terrazzo.loop.ir import Block, Buffer, For, If, Let, Stmt, Store, While, bl
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import astype, less, where
-from terrazzo.ops.indexing import in_range, nonzero, take
+from terrazzo.ops.indexing import in_range
+from terrazzo.ops.joining import stack
+from terrazzo.ops.lookups import nonzero, take
 from terrazzo.ops.reduce import sum_
-from terrazzo.ops.shape import reshape, stack
+from terrazzo.ops.shape import reshape
 from terrazzo.ops.sorting import allocate, argsort
 
 

@@ -22,7 +22,7 @@ from terrazzo.graph.ir import Graph, Node, Operator, TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.index import Index
 from terrazzo.index.guards import all_equal, granted
-from terrazzo.ops.indexing import FrontedOperator, fronted
+from terrazzo.ops.define import FrontedOperator, fronted
 
 State = TypeVar("State")
 Result = TypeVar("Result")

@@ -26,7 +26,7 @@ from terrazzo.index.guards import ask, granted, known, multiple
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.reduce import in_shape
-from terrazzo.ops.shape import permute_dims, place, slice_
+from terrazzo.ops.shape import channels_first, channels_last, permute_dims, place, slice_
 
 Pads = tuple[tuple[Index, Index], ...]
 
@@ -282,14 +282,6 @@ def _fix_weights(weight: Value) -> None:
         known(size)
 
 
-def _channels_last(x: Value) -> Value:
-    return permute_dims(x, axes=(0, *range(2, x.ndim), 1))
-
-
-def _channels_first(x: Value) -> Value:
-    return permute_dims(x, axes=(0, x.ndim - 1, *range(1, x.ndim - 1)))
-
-
 @operator(family="conv")
 def conv(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, padding: Any = 0,
          dilation: Any = 1, groups: int = 1) -> Any:
@@ -299,10 +291,10 @@ def conv(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, padding: An
     """
     rank = _require_layer("conv", x, weight, "[outputs, channels / groups, *sizes]")
     _fix_weights(weight)
-    result = convolve(_channels_last(x), permute_dims(weight, axes=(*range(2, rank + 2), 1, 0)),
+    result = convolve(channels_last(x), permute_dims(weight, axes=(*range(2, rank + 2), 1, 0)),
                       strides=_each(strides, rank, "strides"), padding=_pads(padding, rank),
                       dilation=_each(dilation, rank, "dilation"), groups=groups)
-    return _channels_first(result if bias is None else result + bias)
+    return channels_first(result if bias is None else result + bias)
 
 
 @operator(family="conv")
@@ -320,8 +312,8 @@ def conv_transpose(x: Any, weight: Any, bias: Any = None, *, strides: Any = 1, p
     ends = tuple((lo, hi - more) for (lo, hi), more in zip(pads, extra, strict=True))
     known = all(isinstance(n, int) for n in weight.shape[2:])
     way = _by_phases if known and max(steps) > 1 and max(gaps) == 1 else _by_spreading
-    result = way(_channels_last(x), weight, steps, ends, gaps, groups)
-    return _channels_first(result if bias is None else result + bias)
+    result = way(channels_last(x), weight, steps, ends, gaps, groups)
+    return channels_first(result if bias is None else result + bias)
 
 
 def _by_spreading(x: Value, weight: Value, strides: tuple[int, ...], ends: Pads,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -207,3 +208,27 @@ def with_shape(x: TensorType, shape: Shape) -> TensorType:
 GradientRule = Callable[..., Sequence[Value | None]]
 __all__ = ["GradientRule", "Node", "broadcast_load", "composed", "elementwise", "joint_type",
            "operator", "primitive", "same_type", "with_shape"]
+
+
+# ---------------------------------------------------------------- calls that need preparing
+@dataclass(frozen=True, eq=False, repr=False)
+class FrontedOperator(Operator):
+    """An operator that is called with what a graph cannot hold (slices, Python functions).
+
+    `front` sorts such arguments into tensors and plain data and then calls `Operator.__call__`.
+    """
+
+    __doc__ = Operator.__dict__["__doc__"]  # that of each object
+    front: Callable[..., Any] | None = None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        assert self.front is not None
+        return self.front(*args, **kwargs)
+
+
+def fronted(op: Operator, front: Callable[..., Any]) -> FrontedOperator:
+    """Register an operator again with a function that prepares its calls."""
+    values = {f.name: getattr(op, f.name) for f in fields(Operator)}
+    made = FrontedOperator(**values, front=front)
+    register(made)
+    return made

@@ -24,8 +24,9 @@ from terrazzo.ops.arrange import eye, tril
 from terrazzo.ops.contract import matmul
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import equal, where
+from terrazzo.ops.joining import concat
 from terrazzo.ops.reduce import in_type
-from terrazzo.ops.shape import concat, permute_dims, reshape, span
+from terrazzo.ops.shape import permute_dims, reshape, span
 
 
 # ---------------------------------------------------------------- what all of them share

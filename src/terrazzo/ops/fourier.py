@@ -28,14 +28,15 @@ from terrazzo.ops.elementwise import cos, sin
 from terrazzo.ops.fourier_loops import (
     LONGEST_COLUMN,
     half_roots,
-    is_smooth,
     real_halves,
     transformed_columns,
     transformed_lines,
 )
+from terrazzo.ops.fourier_plans import is_smooth
 from terrazzo.ops.fourier_rows import transformed_rows
+from terrazzo.ops.joining import concat, stack
 from terrazzo.ops.reduce import in_type
-from terrazzo.ops.shape import concat, reshape, span, stack
+from terrazzo.ops.shape import reshape, span
 
 DIRECT = 512  # up to this length one matrix product is an answer
 _TINY = 24  # up to this length it is the best one: too few numbers for vectors of columns

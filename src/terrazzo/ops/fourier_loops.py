@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import Const, Scalar, as_scalar, call
+from terrazzo.base.scalar import Const, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.shapes import dims_text, num_elements
 from terrazzo.dtypes import DType
@@ -29,176 +29,25 @@ from terrazzo.loop.interpret import convert
 from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Stmt, Store, block
 from terrazzo.loop.tile_transpose import transposed_copy
 from terrazzo.ops.define import primitive
+from terrazzo.ops.fourier_plans import (
+    LARGEST_PRIME,
+    Complex,
+    Stage,
+    butterfly,
+    halves,
+    is_smooth,
+    minus,
+    plus,
+    roots_of,
+    stages_of,
+    stages_of_halves,
+    table_size,
+    times,
+)
 
-LARGEST_PRIME = 13  # of lengths that are taken apart into butterflies
 LONGEST_COLUMN = 512  # rows of a vector of columns that two local buffers hold in a second cache
 _LINE_PER_TASK = 8192  # numbers: longer lines are shared by all threads, shorter ones are not
 _TASK = 2048  # numbers that are worth a task of their own
-
-Complex = tuple[Scalar, Scalar]
-
-
-# ---------------------------------------------------------------- butterflies
-def _turned(z: Complex, k: int, n: int) -> Complex:
-    """z * exp(2 pi i k / n), by as few operations as the angle needs."""
-    re, im = z
-    k %= n
-    if k * 4 % n == 0:
-        return ((re, im), (-im, re), (-re, -im), (im, -re))[k * 4 // n]
-    if k * 8 % n == 0:
-        half = Const(re.dtype, math.sqrt(0.5))
-        diagonal = ((re - im) * half, (re + im) * half)
-        return _turned(diagonal, k * 8 // n // 2, 4)
-    angle = 2 * math.pi * k / n
-    return _times(z, (Const(re.dtype, math.cos(angle)), Const(re.dtype, math.sin(angle))))
-
-
-def _times(z: Complex, w: Complex) -> Complex:
-    return z[0] * w[0] - z[1] * w[1], z[0] * w[1] + z[1] * w[0]
-
-
-def _plus(a: Complex, b: Complex) -> Complex:
-    return a[0] + b[0], a[1] + b[1]
-
-
-def _minus(a: Complex, b: Complex) -> Complex:
-    return a[0] - b[0], a[1] - b[1]
-
-
-def _butterfly(x: Sequence[Complex], sign: int) -> list[Complex]:
-    """The transform of a few numbers, written out."""
-    n = len(x)
-    if n == 1:
-        return list(x)
-    if n == 2:
-        return [_plus(x[0], x[1]), _minus(x[0], x[1])]
-    r = next(d for d in (4, 2, *range(3, n + 1)) if n % d == 0 and (d < n or n != 4))
-    if r == n:
-        return _prime_butterfly(x, sign)
-    rows = n // r
-    columns = [_butterfly(x[p::rows], sign) for p in range(rows)]
-    turned = [[_turned(columns[p][k], sign * p * k, n) for p in range(rows)] for k in range(r)]
-    spectra = [_butterfly(row, sign) for row in turned]
-    return [spectra[k % r][k // r] for k in range(n)]
-
-
-def _prime_butterfly(x: Sequence[Complex], sign: int) -> list[Complex]:
-    """Of an odd number of numbers: sums and differences of mirror images halve the products."""
-    n, dtype = len(x), x[0][0].dtype
-    pairs = range(1, n // 2 + 1)
-    sums = {j: _plus(x[j], x[n - j]) for j in pairs}
-    differences = {j: _minus(x[j], x[n - j]) for j in pairs}
-    total = x[0]
-    for j in pairs:
-        total = _plus(total, sums[j])
-    result: list[Complex] = [total] * n
-    for k in pairs:
-        even, odd = x[0], None
-        for j in pairs:
-            angle = 2 * math.pi * (j * k % n) / n
-            c, s = Const(dtype, math.cos(angle)), Const(dtype, sign * math.sin(angle))
-            even = (even[0] + sums[j][0] * c, even[1] + sums[j][1] * c)
-            part = (differences[j][0] * s, differences[j][1] * s)
-            odd = part if odd is None else _plus(odd, part)
-        assert odd is not None
-        turned = (-odd[1], odd[0])
-        result[k], result[n - k] = _plus(even, turned), _minus(even, turned)
-    return result
-
-
-# ---------------------------------------------------------------- plans
-def is_smooth(n: int) -> bool:
-    """Whether a length is a product of small primes."""
-    return n >= 1 and max(_primes(n), default=1) <= LARGEST_PRIME
-
-
-def _primes(n: int) -> list[int]:
-    found = []
-    for p in (2, *range(3, math.isqrt(n) + 1, 2)):
-        while n % p == 0:
-            found.append(p)
-            n //= p
-    return [*found, n] if n > 1 else found
-
-
-def _radices(n: int) -> tuple[int, ...]:
-    """The stages of a column: primes, then fours and eights, whose butterflies fill registers."""
-    primes = _primes(n)
-    twos = primes.count(2)
-    odd = [p for p in primes if p > 2]
-    nines, threes = divmod(odd.count(3), 2)
-    fours = {0: 0, 1: 2, 2: 1}[twos % 3] if twos > 1 else 0
-    eights = (twos - 2 * fours) // 3
-    return (*(p for p in odd if p > 3), *(9,) * nines, *(3,) * threes, *(2,) * (twos == 1),
-            *(4,) * fours, *(8,) * eights)
-
-
-def halves(n: int) -> tuple[int, int]:
-    """n as n1 * n2, near each other and multiples of a vector where possible."""
-    divisors = [d for d in range(1, n + 1) if n % d == 0] if n < 4096 else [
-        e for d in range(1, math.isqrt(n) + 1) if n % d == 0 for e in {d, n // d}]
-
-    def cost(d: int) -> tuple[float, int]:
-        """Vectors over both halves, as parts of a line have to be filled up."""
-        filled = math.ceil(d / 16) * 16 / d + math.ceil(n // d / 16) * 16 / (n // d)
-        return filled * (max(d, n // d) / min(d, n // d)) ** 0.5, -d
-
-    best = min(divisors, key=cost)
-    return best, n // best
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """One pass over a column of r * m * s numbers: butterflies of r over [r, m, s] -> [m, r, s]."""
-
-    r: int
-    m: int
-    s: int
-    at: int  # where its roots of unity begin in the table
-
-    @property
-    def roots(self) -> int:
-        return 2 * (self.r - 1) * self.m if self.m > 1 else 0
-
-
-def _stages(n: int, at: int) -> list[_Stage]:
-    found, m, s = [], n, 1
-    for r in _radices(n):
-        m //= r
-        found.append(_Stage(r, m, s, at))
-        at += found[-1].roots
-        s *= r
-    return found
-
-
-def _stage_roots(stage: _Stage, sign: int) -> np.ndarray:
-    if stage.m == 1:
-        return np.empty(0)
-    turns = np.outer(np.arange(stage.m), np.arange(1, stage.r))
-    roots = np.exp(sign * 2j * math.pi / (stage.r * stage.m) * turns)
-    return np.stack([roots.real, roots.imag], -1).ravel()
-
-
-def _plan(rows: int, columns: int) -> tuple[list[_Stage], list[_Stage], int]:
-    """The stages of both halves, and where in the table the roots between them begin."""
-    first = _stages(rows, 0)
-    second = _stages(columns, sum(s.roots for s in first))
-    return first, second, sum(s.roots for s in (*first, *second))
-
-
-def _table_size(rows: int, columns: int) -> int:
-    return _plan(rows, columns)[2] + (2 * rows * columns if columns > 1 else 0)
-
-
-def _roots(rows: int, columns: int, sign: int, scale: float) -> np.ndarray:
-    """The table of all roots of unity that a transform multiplies by; columns = 1: of one half."""
-    first, second, _ = _plan(rows, columns)
-    parts = [_stage_roots(s, sign) for s in (*first, *second)]
-    if columns > 1:
-        turns = np.outer(np.arange(rows), np.arange(columns))
-        between = scale * np.exp(sign * 2j * math.pi / (rows * columns) * turns)
-        parts += [between.real.ravel(), between.imag.ravel()]
-    return np.concatenate([*parts, np.empty(0)])
 
 
 # ---------------------------------------------------------------- loops
@@ -206,7 +55,7 @@ def _roots(rows: int, columns: int, sign: int, scale: float) -> np.ndarray:
 class _Columns:
     """How a vector of columns is transformed: stages between two local buffers."""
 
-    stages: Sequence[_Stage]
+    stages: Sequence[Stage]
     sign: int
     table: Buffer
     lanes: int  # of a buffer's row
@@ -238,18 +87,18 @@ class _Columns:
         return lambda row, lane, z: [Store(b, row * self.lanes + lane, part)
                                      for b, part in zip(buffers, z, strict=True)]
 
-    def stage(self, stage: _Stage, read: Callable[[Index, Index], Complex],
+    def stage(self, stage: Stage, read: Callable[[Index, Index], Complex],
               write: Callable[[Index, Index, Complex], Sequence[Stmt]]) -> Stmt:
         r, m, s = stage.r, stage.m, stage.s
         p, q = fresh_axis("p", m), fresh_axis("q", s)
         lane = fresh_axis("lane", self.lanes)
         given = [read((j * m + p.var) * s + q.var, lane.var) for j in range(r)]
-        made = _butterfly(given, self.sign)
+        made = butterfly(given, self.sign)
         stmts: list[Stmt] = []
         for k, z in enumerate(made):
             if k and m > 1:
                 at = stage.at + (p.var * (r - 1) + (k - 1)) * 2
-                z = _times(z, self.root(at, at + 1))
+                z = times(z, self.root(at, at + 1))
             stmts += write((p.var * r + k) * s + q.var, lane.var, z)
         body = For(lane.var, 0, self.count, block(*stmts), "vector")
         return For(p.var, 0, m, For(q.var, 0, s, body))
@@ -266,7 +115,7 @@ def columns_of(n: int, sign: int, table: Buffer, lanes: int, dtype: DType,
                write: Callable[[Index, Index, Complex], Sequence[Stmt]]
                ) -> tuple[Stmt, list[Buffer]]:
     """The transform of one whole vector of columns, and the local buffers that it needs."""
-    own = _Columns(_stages(n, 0), sign, table, lanes, lanes, _locals(n, lanes, dtype))
+    own = _Columns(stages_of(n, 0), sign, table, lanes, lanes, _locals(n, lanes, dtype))
     return own.transform(read, write), [b for pair in own.buffers for b in pair]
 
 
@@ -315,12 +164,12 @@ def smooth(name: str, n: int) -> None:
 
 
 def _lines_type(x: TensorType, table: TensorType, *, sign: int, scale: float) -> TensorType:
-    smooth("fft_lines", checked("fft_lines", x, table, -2, lambda n: _table_size(*halves(n))))
+    smooth("fft_lines", checked("fft_lines", x, table, -2, lambda n: table_size(*halves(n))))
     return x
 
 
 def _columns_type(x: TensorType, table: TensorType, *, sign: int, scale: float) -> TensorType:
-    smooth("fft_columns", checked("fft_columns", x, table, -3, lambda n: _table_size(n, 1)))
+    smooth("fft_columns", checked("fft_columns", x, table, -3, lambda n: table_size(n, 1)))
     return x
 
 
@@ -349,7 +198,7 @@ def fft_lines(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -
     n, dtype = x.shape[-2], x.dtype.compute
     rows, columns = halves(n)
     count = num_elements(x.shape[:-2])
-    first, second, between = _plan(rows, columns)
+    first, second, between = stages_of_halves(rows, columns)
     lanes = lanes_of(dtype)
 
     def build(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
@@ -359,7 +208,7 @@ def fft_lines(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -
         line = fresh_axis("line", count)
         middle = [Buffer(name, dtype, n) for name in ("middle_re", "middle_im")]
 
-        def of(stages: Sequence[_Stage], wide: int, start: Index) -> _Columns:
+        def of(stages: Sequence[Stage], wide: int, start: Index) -> _Columns:
             rows = math.prod(s.r for s in stages)
             return _Columns(stages, sign, roots, lanes, minimum(lanes, wide - start),
                             _locals(rows, lanes, dtype))
@@ -371,7 +220,7 @@ def fft_lines(x: Any, table: Any, *, sign: int, scale: float, out: TensorType) -
 
             def write(row: Index, lane: Index, z: Complex) -> Sequence[Stmt]:
                 at = between + row * columns + start + lane
-                turned = _times(z, own.root(at, at + n))
+                turned = times(z, own.root(at, at + n))
                 return own.writer(rest)(row, lane, turned)
 
             stages = own.transform(
@@ -429,7 +278,7 @@ def fft_columns(x: Any, table: Any, *, sign: int, scale: float, out: TensorType)
         task = fresh_axis("task", count * strips)
         start = task.var % strips * lanes
         first = task.var // strips * n * inner + start
-        own = _Columns(_stages(n, 0), sign, roots, lanes, minimum(lanes, inner - start),
+        own = _Columns(stages_of(n, 0), sign, roots, lanes, minimum(lanes, inner - start),
                        _locals(n, lanes, dtype))
         factor = Const(dtype, scale)
         body = own.transform(
@@ -469,7 +318,7 @@ def _halves_numpy(x: np.ndarray, table: np.ndarray, *, inverse: bool, out: Tenso
 def halves_of_pair(a: Complex, b: Complex, root: Complex, dtype: DType) -> Complex:
     """One number of a real transform, from two of the complex one that mirror each other."""
     mirrored, half = (b[0], -b[1]), Const(dtype, 0.5)
-    both, turned = _plus(a, mirrored), _times(_minus(a, mirrored), root)
+    both, turned = plus(a, mirrored), times(minus(a, mirrored), root)
     return both[0] * half + turned[0], both[1] * half + turned[1]
 
 
@@ -527,12 +376,12 @@ def half_roots(n: int, sign: int) -> np.ndarray:
 # ---------------------------------------------------------------- calling them
 def line_roots(n: int, sign: int, scale: float = 1.0) -> np.ndarray:
     """The table for `fft_lines` of n."""
-    return _roots(*halves(n), sign, scale)
+    return roots_of(*halves(n), sign, scale)
 
 
 def column_roots(n: int, sign: int) -> np.ndarray:
     """The table for `fft_columns` of n."""
-    return _roots(n, 1, sign, 1.0)
+    return roots_of(n, 1, sign, 1.0)
 
 
 def transformed_lines(x: Any, sign: int, scale: float = 1.0) -> Any:

@@ -24,17 +24,16 @@ from terrazzo.loop.ir import Block, Buffer, For, Stmt, Store, block
 from terrazzo.loop.tile_transpose import transposed_copy
 from terrazzo.ops.define import primitive
 from terrazzo.ops.fourier_loops import (
-    Complex,
     allocated,
     checked,
     column_roots,
     columns_of,
     half_roots,
     halves_of_pair,
-    is_smooth,
     lanes_of,
     smooth,
 )
+from terrazzo.ops.fourier_plans import Complex, is_smooth
 
 LONGEST = 128  # complex numbers of a line: as many vectors fit in the caches next to the core
 NUMBERS_A_LINE = 32  # so many numbers want another line next to theirs, to fill vectors

@@ -13,8 +13,8 @@ from terrazzo.graph.ir import Operator, Value
 from terrazzo.graph.sizes import plain
 from terrazzo.index import Index, IndexExpr, maximum, minimum, proves_eq
 from terrazzo.index.guards import ask
-from terrazzo.ops.define import operator
-from terrazzo.ops.indexing import fronted, take_at
+from terrazzo.ops.define import fronted, operator
+from terrazzo.ops.indexing import take_at
 from terrazzo.ops.shape import permute_dims, reshape, slice_
 
 

@@ -15,7 +15,8 @@ from terrazzo.index.guards import all_equal, known
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.control import scan, while_loop
 from terrazzo.ops.creation import arange
-from terrazzo.ops.shape import concat, reshape, span, stack
+from terrazzo.ops.joining import concat, stack
+from terrazzo.ops.shape import reshape, span
 
 State = TypeVar("State")
 

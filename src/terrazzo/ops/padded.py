@@ -33,10 +33,12 @@ from terrazzo.ops.elementwise import (
     not_equal,
     where,
 )
-from terrazzo.ops.indexing import nonzero, scatter, take
+from terrazzo.ops.indexing import scatter
+from terrazzo.ops.joining import stack
+from terrazzo.ops.lookups import nonzero, take
 from terrazzo.ops.reduce import sum_
 from terrazzo.ops.scan import cumsum
-from terrazzo.ops.shape import moveaxis, reshape, span, stack
+from terrazzo.ops.shape import moveaxis, reshape, span
 from terrazzo.ops.sorting import sort_key, sort_pairs
 
 

@@ -33,7 +33,14 @@ from terrazzo.ops.define import operator, primitive, with_shape
 from terrazzo.ops.elementwise import absolute, divide, power
 from terrazzo.ops.indexing import scatter
 from terrazzo.ops.reduce import in_type, max_, sum_, wide_mean, widened
-from terrazzo.ops.shape import permute_dims, place, ravel, reshape, slice_
+from terrazzo.ops.shape import (
+    channels_first,
+    channels_last,
+    place,
+    ravel,
+    reshape,
+    slice_,
+)
 
 Pairs = tuple[tuple[Index, Index], ...]
 
@@ -277,11 +284,7 @@ def _channels_last(x: Value) -> Value:
         raise RankError(f"pooling needs [batch, channels, ...] with at least one spatial axis, not "
                         f"{dims_text(x.shape)}", where=user_location())
     known(x.shape[1])  # vectors are of channels: without their number a pool takes twice as long
-    return permute_dims(x, axes=(0, *range(2, x.ndim), 1))
-
-
-def _channels_first(x: Value) -> Value:
-    return permute_dims(x, axes=(0, x.ndim - 1, *range(1, x.ndim - 1)))
+    return channels_last(x)
 
 
 def _attrs(x: Value, window: Any, strides: Any, padding: Any, dilation: Any) -> dict[str, Any]:
@@ -297,7 +300,7 @@ def max_pool(x: Any, *, window: Any, strides: Any = None, padding: Any = 0,
              dilation: Any = 1) -> Any:
     """the largest element of every window of [N, C, *S]; strides are the window if not given"""
     attrs = _attrs(x, window, strides, padding, dilation)
-    return _channels_first(window_max(_channels_last(x), **attrs))
+    return channels_first(window_max(_channels_last(x), **attrs))
 
 
 @operator(family="pool")
@@ -310,7 +313,7 @@ def max_pool_indices(x: Any, *, window: Any, strides: Any = None, padding: Any =
     attrs = _attrs(x, window, strides, padding, dilation)
     last = _channels_last(x)
     largest = window_max(last, **attrs)
-    position = _channels_first(window_argmax(last, largest, **attrs))
+    position = channels_first(window_argmax(last, largest, **attrs))
     sizes = x.shape[2:]
     if storage_order:
         position = sum(position // stride % n * weight for n, stride, weight in zip(
@@ -319,7 +322,7 @@ def max_pool_indices(x: Any, *, window: Any, strides: Any = None, padding: Any =
     ones = (1,) * len(sizes)
     first = reshape(arange(start=x.shape[0] * x.shape[1], dtype=int64) * plane,
                     shape=(x.shape[0], x.shape[1], *ones))
-    return _channels_first(largest), position + first
+    return channels_first(largest), position + first
 
 
 @operator(family="pool")
@@ -334,7 +337,7 @@ def average_pool(x: Any, *, window: Any, strides: Any = None, padding: Any = 0, 
     counted = attrs["padding"] if count_include_pad else ((0, 0),) * len(over)
     attrs["padding"] = tuple((a, b + c) for (a, b), c in zip(attrs["padding"], over))
     total = window_sum(_channels_last(widened(x)), **attrs)
-    return in_type(_channels_first(divide(total, _counts(x, total, counted, attrs))), x.dtype)
+    return in_type(channels_first(divide(total, _counts(x, total, counted, attrs))), x.dtype)
 
 
 def _counts(x: Value, total: Value, counted: Pairs, attrs: dict[str, Any]) -> Value:
@@ -369,7 +372,7 @@ def lp_pool(x: Any, *, window: Any, strides: Any = None, padding: Any = 0, dilat
     """the p-norm of every window of [N, C, *S]"""
     attrs = _attrs(x, window, strides, padding, dilation)
     total = window_sum(_channels_last(power(absolute(widened(x)), float(p))), **attrs)
-    return in_type(_channels_first(power(total, 1.0 / p)), x.dtype)
+    return in_type(channels_first(power(total, 1.0 / p)), x.dtype)
 
 
 # ---------------------------------------------------------------- whole tensors

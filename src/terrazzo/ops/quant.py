@@ -33,8 +33,6 @@ from terrazzo.ops.arrange import pad, repeat
 from terrazzo.ops.conv import (
     Pads,
     Window,
-    _channels_first,
-    _channels_last,
     _each,
     _pads,
     _require_layer,
@@ -52,7 +50,7 @@ from terrazzo.ops.elementwise import (
     where,
 )
 from terrazzo.ops.reduce import in_shape, in_type, max_, min_, sum_
-from terrazzo.ops.shape import permute_dims
+from terrazzo.ops.shape import channels_first, channels_last, permute_dims
 
 # 1.5 * 2**23: a float32 of this size counts in ones, so adding it rounds to an integer, ties to
 # even, and leaves that integer in the low bits. Exact for what is below 2**22 in size.
@@ -473,8 +471,8 @@ def conv_integer(x: Any, w: Any, x_zero: Any = None, w_zero: Any = None, *, stri
     Padding is with the zero point. The zero point of w may be one for each output.
     """
     rank = _require_layer("conv_integer", x, w, "[outputs, channels / groups, *sizes]")
-    return _channels_first(convolve_bytes(
-        _channels_last(x), permute_dims(w, axes=(*range(2, rank + 2), 1, 0)), x_zero, w_zero,
+    return channels_first(convolve_bytes(
+        channels_last(x), permute_dims(w, axes=(*range(2, rank + 2), 1, 0)), x_zero, w_zero,
         strides=_each(strides, rank, "strides"), padding=_pads(padding, rank),
         dilation=_each(dilation, rank, "dilation"), groups=groups))
 
@@ -486,7 +484,7 @@ def qlinear_conv(x: Any, x_scale: Any, x_zero: Any, w: Any, w_scale: Any, w_zero
     """a layer of quantised convolutions, quantised again; the bias is int32 in x_scale * w_scale"""
     rank = _require_layer("qlinear_conv", x, w, "[outputs, channels / groups, *sizes]")
     total = convolve_bytes(
-        _channels_last(x), permute_dims(w, axes=(*range(2, rank + 2), 1, 0)), x_zero, w_zero,
+        channels_last(x), permute_dims(w, axes=(*range(2, rank + 2), 1, 0)), x_zero, w_zero,
         strides=_each(strides, rank, "strides"), padding=_pads(padding, rank),
         dilation=_each(dilation, rank, "dilation"), groups=groups)
     if bias is not None:
@@ -494,5 +492,5 @@ def qlinear_conv(x: Any, x_scale: Any, x_zero: Any, w: Any, w_scale: Any, w_zero
     scale = in_type(x_scale, float32) * in_type(w_scale, float32) / in_type(y_scale, float32)
     if all(n == 1 for n in scale.shape):
         scale = in_shape(scale, ())
-    return _channels_first(quantize_linear(in_type(total, float32) * scale, None,
+    return channels_first(quantize_linear(in_type(total, float32) * scale, None,
                                           in_shape(y_zero, ())))

@@ -17,10 +17,11 @@ from terrazzo.index.guards import all_equal, known
 from terrazzo.ops.arrange import pad
 from terrazzo.ops.contract import linear
 from terrazzo.ops.define import operator
+from terrazzo.ops.joining import concat
 from terrazzo.ops.recurrent_cells import Cell, choose_activations
 from terrazzo.ops.recurrent_steps import recurrent_steps
 from terrazzo.ops.reduce import in_type
-from terrazzo.ops.shape import concat, permute_dims, reshape, span
+from terrazzo.ops.shape import permute_dims, reshape, span
 
 _LANES = 16
 # Columns of a tile: with one sequence the weights are read once for each of its few products, and

@@ -23,7 +23,8 @@ from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import astype, equal, where
 from terrazzo.ops.indexing import scatter
-from terrazzo.ops.shape import concat, reshape, span
+from terrazzo.ops.joining import concat
+from terrazzo.ops.shape import reshape, span
 
 _BLOCK = 64  # neighbouring columns that one task carries along together
 Place = tuple[Buffer, Index]

@@ -13,7 +13,8 @@ from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import (
     astype,
 )
-from terrazzo.ops.shape import concat, reshape, span
+from terrazzo.ops.joining import concat
+from terrazzo.ops.shape import reshape, span
 
 
 @operator(family="sequence")

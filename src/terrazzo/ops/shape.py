@@ -1,20 +1,18 @@
-"""Operators that move elements without computing: reshape, transpose, broadcast, concat, slice.
+"""Operators that move elements without computing: reshape, transpose, broadcast, slice.
 
-Six primitives carry them all: `reshape`, `permute_dims`, `broadcast_to`, `concat`, `slice` and its
-opposite `place` (a tensor laid into a larger one, which is also what padding is).
+Five primitives carry them, with `concat` (`joining.py`): `reshape`, `permute_dims`, `broadcast_to`,
+`slice` and its opposite `place` (a tensor laid into a larger one, which is also what padding is).
 """
 
 from __future__ import annotations
 
 import operator as python
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import Const, FromIndex, Scalar, as_scalar, call
-from terrazzo.base.scalar import cast as cast_scalar
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
 from terrazzo.base.scalar import where as where_scalar
 from terrazzo.base.shapes import (
     Shape,
@@ -25,7 +23,6 @@ from terrazzo.base.shapes import (
     normalize_axis,
     num_elements,
 )
-from terrazzo.dtypes import int64, promote
 from terrazzo.errors import (
     ArgumentError,
     AxisError,
@@ -41,9 +38,8 @@ from terrazzo.graph.ir import (
     Value,
     operator_named,
 )
-from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, minimum, proves_eq
-from terrazzo.index.guards import all_equal, ask, granted, known, multiple
-from terrazzo.loop.interpret import convert
+from terrazzo.index import Index, IndexExpr, bounds, ceildiv, maximum, proves_eq
+from terrazzo.index.guards import all_equal, ask, granted, multiple
 from terrazzo.ops.define import broadcast_load, operator, primitive, with_shape
 
 
@@ -219,6 +215,16 @@ def permute_dims(x: Any, *, axes: Any, out: TensorType) -> Tensor:
                    origin="permute_dims")
 
 
+def channels_last(x: Value) -> Value:
+    """[batch, channels, *sizes] as [batch, *sizes, channels]."""
+    return permute_dims(x, axes=(0, *range(2, x.ndim), 1))
+
+
+def channels_first(x: Value) -> Value:
+    """[batch, *sizes, channels] as [batch, channels, *sizes]."""
+    return permute_dims(x, axes=(0, x.ndim - 1, *range(1, x.ndim - 1)))
+
+
 @operator(family="shape")
 def transpose(x: Any, *, axes: Any = None) -> Any:
     """the axes in another order; reversed when none is given"""
@@ -289,79 +295,6 @@ def _broadcast_grad(node: Node, g: Value) -> list[Value | None]:
 def broadcast_to(x: Any, *, shape: Any, out: TensorType) -> Tensor:
     """axes of size 1 stretched, and new ones put in front, to fill a shape"""
     return compute(out.shape, lambda *i: broadcast_load(x, i), origin="broadcast_to")
-
-
-# ---------------------------------------------------------------- joining
-def _concat_type(*xs: TensorType, axis: int) -> TensorType:
-    if not xs:
-        raise ArgumentError("concat needs at least one tensor", where=user_location())
-    rank = len(xs[0].shape)
-    axis = normalize_axis(axis, rank)
-    for x in xs[1:]:
-        if len(x.shape) != rank or not all(
-                granted("==", m, n) for d, (m, n) in enumerate(zip(x.shape, xs[0].shape))
-                if d != axis):
-            raise ShapeError(f"cannot concat {dims_text(xs[0].shape)} and {dims_text(x.shape)} "
-                             f"along axis {axis}: every other axis must agree",
-                             where=user_location())
-    total: Index = 0
-    for x in xs:
-        total = total + x.shape[axis]
-    shape = tuple(total if d == axis else n for d, n in enumerate(xs[0].shape))
-    return TensorType(shape, promote(*(x.dtype for x in xs)))
-
-
-def _concat_numpy(*xs: np.ndarray, axis: int, out: TensorType) -> np.ndarray:
-    return np.concatenate([convert(x, out.dtype) for x in xs], axis=axis)
-
-
-def _concat_grad(node: Node, g: Value) -> list[Value | None]:
-    axis = normalize_axis(node.attrs["axis"], g.ndim)
-    start: Index = 0
-    found: list[Value | None] = []
-    for x in node.inputs:
-        assert x is not None
-        found.append(span(g, axis, start, start + x.shape[axis]))
-        start = start + x.shape[axis]
-    return found
-
-
-@primitive(family="shape", infer=_concat_type, reference=_concat_numpy, grad=_concat_grad)
-def concat(*xs: Any, axis: int = 0, out: TensorType) -> Tensor:
-    """tensors one after the other along an axis"""
-    axis = normalize_axis(axis, len(out.shape))
-    pieces: list[tuple[Tensor, Index, Index]] = []
-    start: Index = 0
-    for x in xs:
-        if x.shape[axis] != 0:
-            pieces.append((x, start, start + x.shape[axis]))
-            start = start + x.shape[axis]
-
-    def element(*i: Index) -> Scalar:
-        if not pieces:
-            return Const(out.dtype, 0)
-        value: Scalar | None = None
-        for x, first, end in reversed(pieces):
-            place = tuple(n - first if d == axis else n for d, n in enumerate(i))
-            loaded = cast_scalar(x[place], out.dtype)
-            inside = call("lt", FromIndex(int64, i[axis]), as_scalar(end))
-            value = loaded if value is None else where_scalar(inside, loaded, value)
-        assert value is not None
-        return value
-
-    return compute(out.shape, element, origin="concat")
-
-
-@operator(family="shape")
-def stack(*xs: Any, axis: int = 0) -> Any:
-    """tensors of one shape side by side along a new axis"""
-    if not xs:
-        raise ArgumentError("stack needs at least one tensor", where=user_location())
-    for x in xs:
-        if not all_equal(x.shape, xs[0].shape):
-            raise ShapeError(f"cannot stack {dims_text(xs[0].shape)} and {dims_text(x.shape)}: the "
-                             "shapes must be equal", where=user_location())
-    return concat(*(expand_dims(x, axis=axis) for x in xs), axis=axis)
 
 
 # ---------------------------------------------------------------- slices
@@ -494,37 +427,3 @@ def place(x: Any, *, shape: Any, starts: Any, steps: Any, value: Any = 0,
         return where_scalar(inside, result, Const(out.dtype, value))
 
     return compute(out.shape, element, origin="place")
-
-
-# ---------------------------------------------------------------- splitting
-def _cuts(x: Any, indices_or_sections: Any, axis: int) -> list[Index]:
-    n = x.shape[axis]
-    if isinstance(indices_or_sections, (list, tuple)):
-        cuts: list[Any] = [0, *indices_or_sections, n]
-        counted = [c + n if ask("<", c, 0) else c for c in cuts]
-        return [minimum(maximum(c, 0), n) for c in counted]
-    sections = python.index(indices_or_sections)
-    if sections < 1 or not multiple(n, sections):
-        raise ShapeError(f"axis {axis} of {dims_text(x.shape)} does not split into {sections} "
-                         "equal parts", where=user_location(),
-                         hint="give the places to cut at instead, as a tuple")
-    return [n // sections * k for k in range(sections + 1)]
-
-
-@operator(family="shape")
-def split(x: Any, *, indices_or_sections: Any, axis: int = 0) -> Any:
-    """x cut along an axis into equal parts (a number) or at places (a tuple); a tuple of parts"""
-    axis = normalize_axis(axis, x.ndim)
-    cuts = _cuts(x, indices_or_sections, axis)
-    return tuple(span(x, axis, a, b) for a, b in pairwise(cuts))
-
-
-@operator(family="shape")
-def unstack(x: Any, *, axis: int = 0) -> Any:
-    """the slices of x along an axis, without that axis, as a tuple"""
-    axis = normalize_axis(axis, x.ndim)
-    n = known(x.shape[axis])
-    if not isinstance(n, int):
-        raise ShapeError(f"cannot unstack axis {axis} of {dims_text(x.shape)}: its size must be "
-                         "known", where=user_location(), hint="use tz.scan to walk over it")
-    return tuple(squeeze(span(x, axis, k, k + 1), axis=axis) for k in range(n))

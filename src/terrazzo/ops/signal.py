@@ -27,8 +27,9 @@ from terrazzo.ops.fourier import (
     transform_axis,
     transform_symbolic,
 )
+from terrazzo.ops.joining import concat
 from terrazzo.ops.reduce import in_type
-from terrazzo.ops.shape import concat, reshape, span
+from terrazzo.ops.shape import reshape, span
 
 
 # ---------------------------------------------------------------- what users call

@@ -12,8 +12,9 @@ from terrazzo.index import Index
 from terrazzo.index.guards import known
 from terrazzo.ops.complex import view_as_complex, whole
 from terrazzo.ops.define import operator
+from terrazzo.ops.joining import concat
 from terrazzo.ops.reduce import in_type
-from terrazzo.ops.shape import concat, reshape, span
+from terrazzo.ops.shape import reshape, span
 from terrazzo.ops.signal import transformed
 
 _NORMS = ("backward", "ortho", "forward")

@@ -1,4 +1,4 @@
-"""Operators on images and other grids: sampling at given places, regions, blocks, columns.
+"""Operators on images and other grids: sampling at given places, and regions.
 
 Everything that reads at computed places goes through `_sample`, which works channels last: one
 place is then one run of memory.
@@ -20,8 +20,7 @@ from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
 from terrazzo.graph.applying import as_value, constant
 from terrazzo.graph.ir import Value
 from terrazzo.index import Index
-from terrazzo.index.guards import granted, known, multiple
-from terrazzo.ops.arrange import pad
+from terrazzo.index.guards import granted, known
 from terrazzo.ops.contract import matmul
 from terrazzo.ops.creation import arange
 from terrazzo.ops.define import operator
@@ -38,7 +37,6 @@ from terrazzo.ops.elementwise import (
     less_equal,
     maximum,
     minimum,
-    power,
     remainder,
     where,
 )
@@ -46,7 +44,14 @@ from terrazzo.ops.elementwise import round as round_even
 from terrazzo.ops.indexing import take_at
 from terrazzo.ops.pool import padding_pairs, per_axis, pooled_size
 from terrazzo.ops.reduce import in_type, max_, sum_, widened
-from terrazzo.ops.shape import expand_dims, permute_dims, place, reshape, slice_, span
+from terrazzo.ops.shape import (
+    channels_first,
+    channels_last,
+    expand_dims,
+    permute_dims,
+    reshape,
+    span,
+)
 
 
 def _spatial(name: str, x: Value, ranks: Sequence[int] = ()) -> tuple[Index, ...]:
@@ -72,14 +77,6 @@ def _known_spatial(name: str, x: Value, ranks: Sequence[int] = ()) -> tuple[int,
 def _real(n: Index, beside: Value) -> Any:
     """A size in float arithmetic: a number, or a value of the type of what it meets."""
     return float(n) if isinstance(n, int) else in_type(as_value(n), beside.dtype)
-
-
-def _channels_last(x: Value) -> Value:
-    return permute_dims(x, axes=(0, *range(2, x.ndim), 1))
-
-
-def _channels_first(x: Value) -> Value:
-    return permute_dims(x, axes=(0, x.ndim - 1, *range(1, x.ndim - 1)))
 
 
 # ---------------------------------------------------------------- sampling at computed places
@@ -221,8 +218,8 @@ def grid_sample(x: Any, grid: Any, *, mode: str = "linear", padding_mode: str = 
         at = (g + 1) / 2.0 * (size - 1.0) if align_corners else ((g + 1) * size - 1) / 2.0
         taps.append(_taps(at, n, _GRID_MODES[mode], padding_mode, align_corners))
     batch = _batch_index(x.shape[0], grid.ndim - 1)
-    source = _channels_last(x if mode == "nearest" else widened(x))
-    return in_type(_channels_first(_weighted_sum(_sample(source, batch, taps))), x.dtype)
+    source = channels_last(x if mode == "nearest" else widened(x))
+    return in_type(channels_first(_weighted_sum(_sample(source, batch, taps))), x.dtype)
 
 
 @operator(family="vision")
@@ -319,11 +316,11 @@ def roi_align(x: Any, rois: Any, batch_indices: Any, *, output_height: int = 1,
         # Axes are [R, rows, samples, columns, samples].
         taps.append(_spread_axes(_region_taps(at, number, n), (3, 4) if d == 0 else (1, 2)))
     batch = reshape(astype(batch_indices, dtype=int64), shape=(rois.shape[0], 1, 1, 1, 1))
-    source = _channels_last(widened(x))
+    source = channels_last(widened(x))
     samples = _sample(source, batch, taps)
     count_all = maximum(reshape(numbers[0] * numbers[1], shape=(rois.shape[0], 1, 1, 1)), 1.0)
     if mode == "avg":
-        return in_type(_channels_first(sum_(_weighted_sum(samples), axis=(2, 4)) / count_all),
+        return in_type(channels_first(sum_(_weighted_sum(samples), axis=(2, 4)) / count_all),
                        x.dtype)
     # ONNX takes the maximum over weighted neighbours, not over samples.
     largest: Any = None
@@ -332,7 +329,7 @@ def roi_align(x: Any, rois: Any, batch_indices: Any, *, output_height: int = 1,
     drawn = bitwise_and(*(_spread_axes([_Tap(_is_drawn(at, number))], axes)[0].index
                           for at, number, axes in zip(places, numbers, ((3, 4), (1, 2)))))
     result = max_(where(_with_tail(drawn, 1), largest, -math.inf), axis=(2, 4))
-    return in_type(_channels_first(where(greater(result, -math.inf), result, 0.0)), x.dtype)
+    return in_type(channels_first(where(greater(result, -math.inf), result, 0.0)), x.dtype)
 
 
 @operator(family="vision")
@@ -345,7 +342,7 @@ def max_roi_pool(x: Any, rois: Any, *, pooled_shape: Any, spatial_scale: float =
     sizes = _spatial("max_roi_pool", x, (2,))
     count = rois.shape[0]
     columns = [reshape(span(rois, -1, k, k + 1), shape=(count,)) for k in range(5)]
-    found = take_at(_channels_last(x), astype(columns[0], dtype=int64), axes=(0,))
+    found = take_at(channels_last(x), astype(columns[0], dtype=int64), axes=(0,))
     empty: Any = None
     for d, (n, bins) in enumerate(zip(sizes, pooled_shape)):
         start, end = (floor(widened(columns[k]) * float(spatial_scale) + 0.5)
@@ -366,102 +363,7 @@ def max_roi_pool(x: Any, rois: Any, *, pooled_shape: Any, spatial_scale: float =
             mask = _with_tail(expand_dims(inside, axis=1), 1)
             found = max_(where(mask, expand_dims(found, axis=2), -math.inf), axis=3)
             empty = bitwise_or(empty, reshape(none, shape=(count, 1, bins)))
-    return in_type(_channels_first(where(_with_tail(empty, 1), 0.0, found)), x.dtype)
-
-
-# ---------------------------------------------------------------- blocks and columns
-def _check_block(name: str, mode: str, blocksize: int, divided: Index, x: Value) -> None:
-    if mode not in ("DCR", "CRD"):
-        raise ArgumentError(f"{name} has no mode {mode!r}", where=user_location(),
-                            hint="use DCR or CRD")
-    if x.ndim != 4 or not multiple(divided, blocksize**2):
-        raise ShapeError(f"{name} of {dims_text(x.shape)} by blocks of {blocksize} does not come "
-                         "out even", where=user_location())
-
-
-@operator(family="vision")
-def depth_to_space(x: Any, *, blocksize: int, mode: str = "DCR") -> Any:
-    """channels of [N, C, H, W] laid out as blocks: [N, C / b**2, H * b, W * b]
-
-    Mode "DCR" finds the place in the block in the first part of the channels, "CRD" in the last.
-    """
-    _check_block("depth_to_space", mode, blocksize, x.shape[1] if x.ndim == 4 else 0, x)
-    n, c, h, w = x.shape
-    b, rest = blocksize, c // blocksize**2
-    last = _channels_last(x)
-    if mode == "DCR":
-        parts = permute_dims(reshape(last, shape=(n, h, w, b, b, rest)), axes=(0, 1, 3, 2, 4, 5))
-    else:
-        parts = permute_dims(reshape(last, shape=(n, h, w, rest, b, b)), axes=(0, 1, 4, 2, 5, 3))
-    return _channels_first(reshape(parts, shape=(n, h * b, w * b, rest)))
-
-
-@operator(family="vision")
-def space_to_depth(x: Any, *, blocksize: int, mode: str = "DCR") -> Any:
-    """blocks of [N, C, H, W] as channels: [N, C * b**2, H / b, W / b]; undoes depth_to_space"""
-    size = x.shape[2] * x.shape[3] if x.ndim == 4 else 0
-    _check_block("space_to_depth", mode, blocksize, size, x)
-    n, c, h, w = x.shape
-    b = blocksize
-    if not all(multiple(m, b) for m in (h, w)):
-        raise ShapeError(f"space_to_depth of {dims_text(x.shape)} by blocks of {b} does not come "
-                         "out even", where=user_location())
-    order = (0, 1, 3, 2, 4, 5) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
-    blocks = reshape(_channels_last(x), shape=(n, h // b, b, w // b, b, c))
-    parts = permute_dims(blocks, axes=order)
-    return _channels_first(reshape(parts, shape=(n, h // b, w // b, c * b * b)))
-
-
-@operator(family="vision")
-def col2im(x: Any, *, image_shape: Any, block_shape: Any, strides: Any = 1, padding: Any = 0,
-           dilation: Any = 1) -> Any:
-    """columns [N, C * block, places] added up to an image [N, C, *image_shape]"""
-    image, block = tuple(image_shape), tuple(block_shape)
-    rank = len(image)
-    steps, gaps = per_axis(strides, rank, "strides"), per_axis(dilation, rank, "dilation")
-    pads = padding_pairs(padding, rank)
-    counts = tuple(map(pooled_size, image, block, steps, pads, gaps))
-    channels = x.shape[1] // math.prod(block)
-    if not granted("==", channels * math.prod(block), x.shape[1]) or not granted("==", 
-            num_elements(counts), x.shape[2]):
-        raise ShapeError(f"col2im of {dims_text(x.shape)}: a block {dims_text(block)} at "
-                         f"{dims_text(counts)} places does not give that many columns",
-                         where=user_location())
-    y = reshape(x, shape=(x.shape[0], channels, *block, *counts))
-    for d in range(rank):  # the places of axis d come to lie where those of axis 0 began
-        y = _fold(y, 1 + rank, image[d], steps[d], pads[d], gaps[d], block[d])
-    return y
-
-
-def _fold(y: Value, axis: int, size: int, stride: int, pair: Any, step: int, taps: int) -> Value:
-    """Add up the slices of axis 2 where they lie along another, which loses axis 2."""
-    total: Any = None
-    for k in range(taps):
-        part = reshape(span(y, 2, k, k + 1), shape=(*y.shape[:2], *y.shape[3:]))
-        starts = tuple(k * step if d == axis else 0 for d in range(part.ndim))
-        shape = tuple(size + pair[0] + pair[1] if d == axis else n
-                      for d, n in enumerate(part.shape))
-        laid = place(part, shape=shape, starts=starts,
-                     steps=tuple(stride if d == axis else 1 for d in range(part.ndim)))
-        total = laid if total is None else total + laid
-    return slice_(total, starts=tuple(pair[0] if d == axis else 0 for d in range(total.ndim)),
-                  stops=tuple(pair[0] + size if d == axis else n
-                              for d, n in enumerate(total.shape)), steps=(1,) * total.ndim)
-
-
-# ---------------------------------------------------------------- channels
-@operator(family="vision")
-def lrn(x: Any, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Any:
-    """local response normalisation: x over a power of the squares of `size` channels around it"""
-    wide = widened(x)
-    before, channels = (size - 1) // 2, x.shape[1]
-    squares = pad(wide * wide, pad_width=tuple(
-        (before, size - 1 - before) if d == 1 else (0, 0) for d in range(x.ndim)))
-    total: Any = None
-    for k in range(size):  # shifted sums work in either layout
-        part = span(squares, 1, k, k + channels)
-        total = part if total is None else total + part
-    return in_type(wide / power(bias + alpha / size * total, beta), x.dtype)
+    return in_type(channels_first(where(_with_tail(empty, 1), 0.0, found)), x.dtype)
 
 
 # ---------------------------------------------------------------- deformable convolution
@@ -498,7 +400,7 @@ def deform_conv(x: Any, weight: Any, offset: Any, bias: Any = None, mask: Any = 
         at = move + in_type(base + constant(tap), move.dtype)
         neighbours.append(_taps(at, n, "linear", "zeros", True))
     channels = x.shape[1]
-    source = reshape(_channels_last(widened(x)), shape=(
+    source = reshape(channels_last(widened(x)), shape=(
         batch, *sizes, offset_groups, channels // offset_groups))
     group = reshape(arange(start=offset_groups, dtype=int64), shape=(
         *(1,) * (rank + 2), offset_groups))
@@ -511,7 +413,7 @@ def deform_conv(x: Any, weight: Any, offset: Any, bias: Any = None, mask: Any = 
                               groups)
     if bias is not None:
         result = result + bias
-    return in_type(_channels_first(result), x.dtype)
+    return in_type(channels_first(result), x.dtype)
 
 
 def _grouped_product(samples: Value, weight: Value, groups: int) -> Value:

@@ -7,7 +7,7 @@ from typing import Any
 
 from terrazzo.base.shapes import broadcast_shapes, normalize_axis
 from terrazzo.graph.ir import Value
-from terrazzo.ops import indexing
+from terrazzo.ops import indexing, lookups
 from terrazzo.ops.elementwise import astype, where
 from terrazzo.ops.getitem import getitem
 from terrazzo.ops.shape import broadcast_to, permute_dims, reshape
@@ -16,7 +16,7 @@ from terrazzo.torch.aten.registry import aten, unsupported
 
 @aten("embedding")
 def embedding(weight: Any, indices: Any, *padding_and_more: Any, **more: Any) -> Any:
-    return indexing.embedding(weight, indices)
+    return lookups.embedding(weight, indices)
 
 
 @aten("index_select")
@@ -25,7 +25,7 @@ def index_select(x: Any, dim: int, index: Any) -> Any:
         unsupported("index_select of a tensor without axes")
     if index.ndim == 0:
         index = reshape(index, shape=(1,))
-    return indexing.take(x, index, axis=dim)
+    return lookups.take(x, index, axis=dim)
 
 
 @aten("gather")

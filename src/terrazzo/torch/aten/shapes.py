@@ -12,7 +12,8 @@ from terrazzo.index.guards import ask
 from terrazzo.ops import arrange
 from terrazzo.ops.elementwise import astype, where
 from terrazzo.ops.getitem import getitem
-from terrazzo.ops.shape import broadcast_to, concat, permute_dims, reshape, stack
+from terrazzo.ops.joining import concat, stack
+from terrazzo.ops.shape import broadcast_to, permute_dims, reshape
 from terrazzo.torch.aten.registry import aten, converts, unsupported
 
 # Those whose result torch calls a view, so that it may be made of its input outside of our code.

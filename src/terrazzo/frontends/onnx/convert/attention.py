@@ -21,10 +21,11 @@ from terrazzo.ops.arrange import pad
 from terrazzo.ops.attention import scaled_dot_product_attention
 from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.creation import arange
-from terrazzo.ops.indexing import take
+from terrazzo.ops.joining import concat, stack
+from terrazzo.ops.lookups import take
 from terrazzo.ops.norm import safe_softmax
 from terrazzo.ops.reduce import in_shape, in_type, max_, sum_, widened
-from terrazzo.ops.shape import broadcast_to, concat, permute_dims, span, stack
+from terrazzo.ops.shape import broadcast_to, permute_dims, span
 
 
 # ---------------------------------------------------------------- heads

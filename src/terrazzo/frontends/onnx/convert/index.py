@@ -15,11 +15,12 @@ from terrazzo.graph.ir import Value
 from terrazzo.graph.rewrite import splat
 from terrazzo.index import Index, maximum
 from terrazzo.index.guards import granted
-from terrazzo.ops import arrange, indexing
+from terrazzo.ops import arrange, indexing, lookups
 from terrazzo.ops.creation import arange
 from terrazzo.ops.elementwise import equal, logical_and, where
+from terrazzo.ops.joining import concat
 from terrazzo.ops.selection import topk
-from terrazzo.ops.shape import broadcast_to, concat, expand_dims, reshape, span
+from terrazzo.ops.shape import broadcast_to, expand_dims, reshape, span
 
 _REDUCTIONS = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
@@ -32,7 +33,7 @@ def _along(axis: int, rank: int, size: Index) -> Value:
 # ---------------------------------------------------------------- gathering
 @converts("Gather")
 def gather(call: Call) -> Value:
-    return indexing.take(call.value(0), call.value(1), axis=call.attr("axis", 0))
+    return lookups.take(call.value(0), call.value(1), axis=call.attr("axis", 0))
 
 
 @converts("GatherElements")
@@ -42,7 +43,7 @@ def gather_elements(call: Call) -> Value:
 
 @converts("GatherND")
 def gather_nd(call: Call) -> Value:
-    return indexing.gather_nd(call.value(0), call.value(1),
+    return lookups.gather_nd(call.value(0), call.value(1),
                               batch_dims=call.attr("batch_dims", 0))
 
 
@@ -64,7 +65,7 @@ def scatter_elements(call: Call) -> Value:
 @converts("ScatterND")
 def scatter_nd(call: Call) -> Value:
     x, indices, updates = (call.value(i) for i in range(3))
-    return indexing.scatter_nd(x, indices, updates, reduce=_reduction(call))
+    return lookups.scatter_nd(x, indices, updates, reduce=_reduction(call))
 
 
 @converts("TensorScatter")
@@ -142,7 +143,7 @@ def compress(call: Call) -> Value:
     x, axis = call.value(0), call.attr("axis")
     if axis is None:
         x, axis = reshape(x, shape=(-1,)), 0
-    return indexing.take(x, literal(np.flatnonzero(chosen)), axis=axis)
+    return lookups.take(x, literal(np.flatnonzero(chosen)), axis=axis)
 
 
 @converts("NonZero")

@@ -18,10 +18,11 @@ from terrazzo.ops import elementwise as e
 from terrazzo.ops.arrange import tril, triu
 from terrazzo.ops.contract import batch_matmul, matmul
 from terrazzo.ops.creation import arange, full
-from terrazzo.ops.indexing import take
+from terrazzo.ops.joining import split
+from terrazzo.ops.lookups import take
 from terrazzo.ops.norm import group_norm
 from terrazzo.ops.reduce import in_type, sum_, wide_mean, widened
-from terrazzo.ops.shape import moveaxis, split
+from terrazzo.ops.shape import moveaxis
 
 # ---------------------------------------------------------------- activations
 _GELUS: dict[str, Callable[[Value], Value]] = {

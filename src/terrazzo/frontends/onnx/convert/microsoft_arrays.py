@@ -19,7 +19,7 @@ from terrazzo.ops import elementwise as e
 from terrazzo.ops.activation import clip
 from terrazzo.ops.contract import batch_matmul, matmul
 from terrazzo.ops.creation import arange
-from terrazzo.ops.indexing import take
+from terrazzo.ops.lookups import take
 from terrazzo.ops.norm import softmax
 from terrazzo.ops.reduce import sum_
 from terrazzo.ops.selection import topk

@@ -29,9 +29,10 @@ from terrazzo.ops import elementwise as e
 from terrazzo.ops.activation import clip
 from terrazzo.ops.contract import matmul
 from terrazzo.ops.creation import arange
-from terrazzo.ops.indexing import take_along_axis
+from terrazzo.ops.joining import concat, split, stack
+from terrazzo.ops.lookups import take_along_axis
 from terrazzo.ops.reduce import in_shape, in_type
-from terrazzo.ops.shape import broadcast_to, concat, permute_dims, span, split, stack
+from terrazzo.ops.shape import broadcast_to, permute_dims, span
 
 
 # ---------------------------------------------------------------- masks

@@ -17,10 +17,11 @@ from terrazzo.ops.activation import clip
 from terrazzo.ops.arrange import pad
 from terrazzo.ops.contract import matmul
 from terrazzo.ops.coupling import pairwise_coupling
-from terrazzo.ops.indexing import take
+from terrazzo.ops.joining import concat
+from terrazzo.ops.lookups import take
 from terrazzo.ops.norm import softmax
 from terrazzo.ops.reduce import all_, any_, argmax, max_, sum_
-from terrazzo.ops.shape import concat, expand_dims, reshape, span
+from terrazzo.ops.shape import expand_dims, reshape, span
 
 ML = "ai.onnx.ml"
 _LEAST = 1e-7  # probability of a class against another, as in LIBSVM

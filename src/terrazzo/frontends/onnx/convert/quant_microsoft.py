@@ -22,10 +22,11 @@ from terrazzo.ops import elementwise as e
 from terrazzo.ops import quant as q
 from terrazzo.ops.activation import leaky_relu
 from terrazzo.ops.contract import matmul
+from terrazzo.ops.joining import concat
 from terrazzo.ops.norm import softmax
 from terrazzo.ops.pool import global_average_pool
 from terrazzo.ops.recurrent import lstm
-from terrazzo.ops.shape import concat, expand_dims, matrix_transpose, permute_dims, reshape, span
+from terrazzo.ops.shape import expand_dims, matrix_transpose, permute_dims, reshape, span
 
 
 def _real(call: Call, first: int) -> Value:

@@ -23,9 +23,9 @@ from terrazzo.index import (
     proves_le,
 )
 from terrazzo.index.guards import ask, granted
-from terrazzo.ops import arrange
+from terrazzo.ops import arrange, joining
 from terrazzo.ops import shape as s
-from terrazzo.ops.indexing import take
+from terrazzo.ops.lookups import take
 
 _BORDERS: dict[str, Literal["reflect", "edge", "wrap"]] = {
     "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
@@ -95,7 +95,7 @@ def tile(call: Call) -> Value:
 # ---------------------------------------------------------------- joining and splitting
 @converts("Concat")
 def concat(call: Call) -> Value:
-    return s.concat(*call.values(), axis=call.attr("axis", 1))
+    return joining.concat(*call.values(), axis=call.attr("axis", 1))
 
 
 @converts("Split")

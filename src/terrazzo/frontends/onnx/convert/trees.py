@@ -22,9 +22,10 @@ from terrazzo.frontends.onnx.registry import Call, Result, converts
 from terrazzo.graph.ir import Value
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.creation import full
-from terrazzo.ops.indexing import take
+from terrazzo.ops.joining import concat
+from terrazzo.ops.lookups import take
 from terrazzo.ops.reduce import argmax
-from terrazzo.ops.shape import concat, span
+from terrazzo.ops.shape import span
 from terrazzo.ops.trees import NODE, SIDE_BY_SIDE, TESTS, tree_ensemble
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ",

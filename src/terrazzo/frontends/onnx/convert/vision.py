@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from terrazzo.frontends.onnx.convert.windows import explicit_pads, kernel_of, read_windows
 from terrazzo.frontends.onnx.registry import Call, Result, converts
-from terrazzo.ops import vision
+from terrazzo.ops import image_blocks, vision
 
 
 @converts("GridSample")
@@ -45,7 +45,7 @@ def max_roi_pool(call: Call) -> Result:
 def col2im(call: Call) -> Result:
     image, block = tuple(call.ints(1)), tuple(call.ints(2))
     ones = (1,) * len(image)
-    return vision.col2im(
+    return image_blocks.col2im(
         call.value(0), image_shape=image, block_shape=block,
         strides=tuple(call.attr("strides") or ones), padding=explicit_pads(call, len(image)),
         dilation=tuple(call.attr("dilations") or ones))
