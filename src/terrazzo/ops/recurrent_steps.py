@@ -238,18 +238,34 @@ class _Steps:
 
     def __init__(self, layer: _Layer, named: Mapping[str, Buffer], outputs: Sequence[Buffer],
                  rows: int):
-        self.layer, self.named, self.rows, self.size = layer, named, rows, layer.hidden
+        self.layer, self.named, self.rows = layer, named, rows
         self.y, *self.last = outputs
-        self.tiles = ceildiv(layer.batch, rows)
-        self.tiles_of_group = -(-_GROUP_ROWS // rows)
-        self.groups = ceildiv(self.tiles, self.tiles_of_group)
-        # The states of a direction; tiles reach beyond the last sequence.
-        self.states = self.tiles * rows * self.size
         total, dtype = layer.directions * self.states, layer.dtype
         self.hidden = Buffer("hidden", dtype, 2 * total)  # before and after a step, in turns
         self.memory = Buffer("memory", dtype, total)  # an lstm's
         self.update = Buffer("update", dtype, total)  # a gru's update gate
         self.reset = Buffer("reset", dtype, total)  # a gru's state times its reset gate
+
+    @property
+    def size(self) -> int:
+        return self.layer.hidden
+
+    @property
+    def tiles(self) -> Index:
+        return ceildiv(self.layer.batch, self.rows)
+
+    @property
+    def tiles_of_group(self) -> int:
+        return -(-_GROUP_ROWS // self.rows)
+
+    @property
+    def groups(self) -> Index:
+        return ceildiv(self.tiles, self.tiles_of_group)
+
+    @property
+    def states(self) -> Index:
+        """The states of a direction; tiles reach beyond the last sequence."""
+        return self.tiles * self.rows * self.size
 
     def loops(self) -> Stmt:
         """Everything: initial states, steps, results."""

@@ -7,6 +7,7 @@ axis, so that of equal elements the first stay.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -101,25 +102,38 @@ def _sort(k: Index, dtype: DType, key: Callable[[Index], Scalar],
               radix_sort(k, dtype, key, write))
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """How many candidates come before a key, how many stay, and how many of equal ones may."""
+
+    count: Buffer
+    kept: Buffer
+    ties: Buffer
+
+
 class _Candidates:
     """The elements of one row that may be among its first k, and the statements that find them."""
 
     def __init__(self, n: Index, k: Index, key: DType) -> None:
         self.n, self.k = n, k
-        self.room = minimum(n, maximum(k * 2, _ROOM))
         index = int32 if isinstance(n, int) and n < 2**31 else int64
         size = self.room if self.room == n else self.room + _STRIDE
         self.keys, self.order = Buffer("keys", key, size), Buffer("order", index, size)
         self.fresh = Buffer("fresh", key, _STRIDE)
-        self.counted = index
         self.low, self.high, self.best = (Buffer(s, key, 1) for s in ("low", "high", "best"))
-        self.count, self.kept, self.ties = (Buffer(s, index, 1) for s in ("count", "kept", "ties"))
+        self.counts = _Counts(*(Buffer(s, index, 1) for s in ("count", "kept", "ties")))
         self.held, self.next = Buffer("held", int64, 1), Buffer("next", int64, 1)
 
     @property
+    def room(self) -> Index:
+        """How many candidates are held at once."""
+        return minimum(self.n, maximum(self.k * 2, _ROOM))
+
+    @property
     def buffers(self) -> list[Buffer]:
-        return [self.keys, self.order, self.fresh, self.low, self.high, self.best, self.count,
-                self.kept, self.ties, self.held, self.next]
+        counts = self.counts
+        return [self.keys, self.order, self.fresh, self.low, self.high, self.best, counts.count,
+                counts.kept, counts.ties, self.held, self.next]
 
     def select(self, key: Callable[[Index], Scalar]) -> Stmt:
         """The first k of a row, in the order in which they lie there."""
@@ -168,32 +182,32 @@ class _Candidates:
 
     def _keep_best(self) -> Stmt:
         """The first k of the candidates stay; the key of the last of them is in `high`."""
-        held = Var("held")
+        held, counts, dtype = Var("held"), self.counts, self.order.dtype
         i = fresh_axis("i", held).var
         high, keys = self.high[0], self.keys
-        def count(name: str, limit: Scalar) -> Stmt:
-            one = cast_scalar(call(name, keys[i], limit), self.counted)
-            return block(Store(self.count, 0, Const(self.counted, 0)),
-                         For(i, 0, held, Store(self.count, 0, one, "add"), "vector"))
 
-        k = cast_scalar(as_scalar(self.k), self.counted)
-        found = self.count[0]
+        def count(name: str, limit: Scalar) -> Stmt:
+            one = cast_scalar(call(name, keys[i], limit), dtype)
+            return block(Store(counts.count, 0, Const(dtype, 0)),
+                         For(i, 0, held, Store(counts.count, 0, one, "add"), "vector"))
+
+        k = cast_scalar(as_scalar(self.k), dtype)
+        found = counts.count[0]
         equal = call("eq", keys[i], high)
-        stays = call("or", call("lt", keys[i], high), call("and", equal, call("gt", self.ties[0],
-                                                                              0)))
-        here = Buffer("stays", self.counted, 1)
+        may_tie = call("and", equal, call("gt", counts.ties[0], 0))
+        stays = call("or", call("lt", keys[i], high), may_tie)
+        here = Buffer("stays", dtype, 1)
         move = For(i, 0, held, block(
-            Store(here, 0, cast_scalar(stays, self.counted)),
-            Store(self.ties, 0, call("sub", self.ties[0], cast_scalar(equal, self.counted))),
-            Store(keys, cast_scalar(self.kept[0], int64), keys[i]),
-            Store(self.order, cast_scalar(self.kept[0], int64), self.order[i]),
-            Store(self.kept, 0, here[0], "add")))
+            Store(here, 0, cast_scalar(stays, dtype)),
+            Store(counts.ties, 0, call("sub", counts.ties[0], cast_scalar(equal, dtype))),
+            Store(keys, cast_scalar(counts.kept[0], int64), keys[i]),
+            Store(self.order, cast_scalar(counts.kept[0], int64), self.order[i]),
+            Store(counts.kept, 0, here[0], "add")))
         search = self._climb if isinstance(self.k, int) and self.k <= _STEPS else self._halve
         return Let(held, self.held[0], allocate([here], block(
             search(held, k), count("lt", high),
-            Store(self.ties, 0, call("sub", k, found)), Store(self.kept, 0, Const(self.counted, 0)),
+            Store(counts.ties, 0, call("sub", k, found)), Store(counts.kept, 0, Const(dtype, 0)),
             move, Store(self.held, 0, as_scalar(self.k)))))
-
 
     def _halve(self, held: Var, k: Scalar) -> Stmt:
         """Halve the interval of keys until the k-th is found: counting is what vectors do best."""
@@ -201,11 +215,11 @@ class _Candidates:
         low, high, keys = self.low[0], self.high[0], self.keys
         middle = call("add", call("and", low, high), call("shr", call("xor", low, high), 1))
         mid = Buffer("mid", keys.dtype, 1)
-        count = For(i, 0, held, Store(self.count, 0, cast_scalar(
-            call("le", keys[i], mid[0]), self.counted), "add"), "vector")
-        found = self.count[0]
+        count = For(i, 0, held, Store(self.counts.count, 0, cast_scalar(
+            call("le", keys[i], mid[0]), self.order.dtype), "add"), "vector")
+        found = self.counts.count[0]
         halve = block(
-            Store(mid, 0, middle), Store(self.count, 0, Const(self.counted, 0)), count,
+            Store(mid, 0, middle), Store(self.counts.count, 0, Const(self.order.dtype, 0)), count,
             If(call("ge", found, k), Store(self.high, 0, mid[0]),
                Store(self.low, 0, call("add", mid[0], 1))),
             If(call("eq", found, k), Store(self.low, 0, mid[0])))
@@ -221,12 +235,13 @@ class _Candidates:
         high, keys = self.high[0], self.keys
         last = Const(keys.dtype, 2 ** (keys.dtype.bits - 1) - 1)
         further = Buffer("further", int64, 1)
+        count, dtype = self.counts.count, self.order.dtype
         look = For(i, 0, held, block(
-            Store(self.count, 0, cast_scalar(call("le", keys[i], high), self.counted), "add"),
+            Store(count, 0, cast_scalar(call("le", keys[i], high), dtype), "add"),
             Store(self.best, 0, where(call("gt", keys[i], high), keys[i], last), "min")), "vector")
         turn = block(
-            Store(self.count, 0, Const(self.counted, 0)), Store(self.best, 0, last), look,
-            If(call("lt", self.count[0], k), Store(self.high, 0, self.best[0]),
+            Store(count, 0, Const(dtype, 0)), Store(self.best, 0, last), look,
+            If(call("lt", count[0], k), Store(self.high, 0, self.best[0]),
                Store(further, 0, as_scalar(0))))
         return allocate([further], block(
             Store(self.high, 0, keys[0]), Store(further, 0, as_scalar(1)),

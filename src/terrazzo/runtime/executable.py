@@ -35,13 +35,10 @@ class Executable:
         self._constants = [self.chip.memory.copy_in(a) for a in arrays]
         # What constants were packed from is nothing that an executable should keep alive.
         self.artifact = replace(artifact, constants=tuple(map(Constant, arrays)))
-        self.name = artifact.name
         self.dims = _dims_of(artifact)
-        self.code = self.chip.load(self.name, artifact.made,
+        self.code = self.chip.load(artifact.name, artifact.made,
                                    [block.address for block in self._constants])
         self.strides = artifact.strides or (None,) * len(artifact.inputs)
-        # The input that each output may be written over: asked for when compiling, and proven.
-        self.over = artifact.over or (None,) * len(artifact.outputs)
         self.input_types = [(n, as_dtype(t), s) for n, t, s in artifact.inputs]
         self.output_types = [(as_dtype(t), s) for t, s in artifact.outputs]
         self._sources = [_axis_of(d, artifact) for d in self.dims]
@@ -49,6 +46,15 @@ class Executable:
         self._output_shapes = [tuple(_size_function(n, self.dims) for n in s)
                                for _, s in self.output_types]
         self._arenas: list[Block] = []  # those no call is using; list operations are atomic
+
+    @property
+    def name(self) -> str:
+        return self.artifact.name
+
+    @property
+    def over(self) -> Sequence[int | None]:
+        """The input that each output may be written over: asked for when compiling, and proven."""
+        return self.artifact.over or (None,) * len(self.artifact.outputs)
 
     # ------------------------------------------------------------ calling
     def __call__(self, *arrays: Any, out: Any = None) -> Any:
