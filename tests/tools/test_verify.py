@@ -113,7 +113,7 @@ def test_a_wrong_reference_is_blamed_on_the_graph() -> None:
     def twice_and_a_bit(x: np.ndarray, *, out: TensorType) -> np.ndarray:
         return (x * 2.001).astype(out.dtype.np)
 
-    double = tz.ops.define.operator(lambda x: x + x, name="test_double",
+    double = tz.ops.define.operator(lambda x: x + x, family="user", name="test_double",
                                     reference=twice_and_a_bit)
     error = blamed(double)
     assert error.level == "graph" and "test_double" in (error.operator or "")
