@@ -26,7 +26,7 @@ from terrazzo.compiler.levels import level_text
 from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import float32
-from terrazzo.graph.autodiff import grad_function
+from terrazzo.graph.derivatives import grad_function
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
 

@@ -83,8 +83,9 @@ def test_any_module_may_be_the_first(module: str) -> None:
                       f"print(m is tz.{module}, tz.relu)") == "True <operator relu(x)>"
 
 
-@pytest.mark.parametrize("part", ["graph.autodiff", "graph.batching", "graph.batching_rules",
-                                  "ops.loops", "ops.methods"])
+@pytest.mark.parametrize("part", ["graph.autodiff", "graph.derivatives", "graph.batching",
+                                  "graph.batching_rules", "graph.applying", "graph.text",
+                                  "graph.scopes", "ops.loops", "ops.methods"])
 def test_a_part_may_be_the_first_that_is_loaded(part: str) -> None:
     """Graphs are made of operators, and some operators of what is done to graphs."""
     run_python(f"import terrazzo.{part}")

@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "expr": {"base", "loop"},
     "ops": {"base", "loop", "expr", "graph.ir", "graph.scopes", "graph.applying", "graph.rebuild",
             "graph.bound", "graph.trace", "graph.sizes",
-            "graph.evaluate", "graph.autodiff", "graph.residuals"},
+            "graph.evaluate", "graph.autodiff", "graph.derivatives", "graph.residuals"},
     "graph": {"base", "loop", "expr", "ops"},
     "chips": {"base", "loop", "expr"},
     "codegen": {"base", "loop", "expr", "chips"},

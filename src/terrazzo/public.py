@@ -30,8 +30,8 @@ from terrazzo.dtypes import (
     uint32,
     uint64,
 )
-from terrazzo.graph.autodiff import grad, jvp, value_and_grad, vjp
 from terrazzo.graph.batching import vmap
+from terrazzo.graph.derivatives import grad, jvp, value_and_grad, vjp
 from terrazzo.graph.described import Array
 from terrazzo.graph.ir import OPERATORS
 from terrazzo.runtime.profile import profile

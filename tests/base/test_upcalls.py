@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from terrazzo.base.upcalls import ABOVE, UPCALLS
-from terrazzo.graph.autodiff import grad
+from terrazzo.graph.derivatives import grad
 from terrazzo.graph.ir import Value
 
 

@@ -25,7 +25,7 @@ from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import float32
 from terrazzo.expr import evaluate as expr_evaluate
 from terrazzo.graph.applying import constant
-from terrazzo.graph.autodiff import grad_function
+from terrazzo.graph.derivatives import grad_function
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.fusion import fuse
 from terrazzo.graph.ir import Graph, TensorType, Value

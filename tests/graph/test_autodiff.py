@@ -14,16 +14,8 @@ from terrazzo.base.shapes import dim
 from terrazzo.dtypes import float16, float32, float64, int32, int64
 from terrazzo.errors import GradientError, NotDifferentiable
 from terrazzo.graph.applying import apply
-from terrazzo.graph.autodiff import (
-    grad,
-    grad_function,
-    grad_graph,
-    gradients,
-    stop_gradient,
-    value_and_grad,
-    vjp,
-    vjp_graph,
-)
+from terrazzo.graph.autodiff import grad_graph, gradients, stop_gradient, vjp_graph
+from terrazzo.graph.derivatives import grad, grad_function, value_and_grad, vjp
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value
 from terrazzo.graph.passes import canonicalize

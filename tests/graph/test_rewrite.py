@@ -15,19 +15,8 @@ from terrazzo.errors import ArgumentError, CompileError
 from terrazzo.graph.applying import constant
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value
 from terrazzo.graph.passes import RULES, Guide, canonicalize
-from terrazzo.graph.rewrite import (
-    P,
-    Rule,
-    RuleTable,
-    Wild,
-    match,
-    rewrite,
-    rewrite_rule,
-    splat,
-    sweep,
-    user_rules,
-    wildcards,
-)
+from terrazzo.graph.patterns import P, Wild, match, splat, wildcards
+from terrazzo.graph.rewrite import Rule, RuleTable, rewrite, rewrite_rule, sweep, user_rules
 from terrazzo.graph.trace import trace
 from terrazzo.ops.elementwise import add, exp, log, maximum, subtract, tanh
 

@@ -60,12 +60,12 @@ def in_float64(function, *arrays):
 
 
 def gradient(function, *arrays, wrt=0, **attrs):
-    from terrazzo.graph import autodiff
+    from terrazzo.graph import derivatives
 
     def total(*xs):
         return op("sum")(function(*xs, **attrs))
 
-    return evaluate(lambda *xs: autodiff.grad(total, wrt)(*xs), *arrays)
+    return evaluate(lambda *xs: derivatives.grad(total, wrt)(*xs), *arrays)
 
 
 def torch_gradient(function, x):

@@ -29,7 +29,7 @@ REDUCTIONS = ["mean", "sum", "none"]
 
 def check(name, *arrays, **attrs):
     """The value, and the gradients by the prediction (or both sides), equal torch's in float64."""
-    from terrazzo.graph import autodiff
+    from terrazzo.graph import derivatives
 
     given = [None if a is None else to_torch(a.astype(np.float64) if as_dtype(a.dtype).is_float
                                              else a) for a in arrays]
@@ -50,7 +50,7 @@ def check(name, *arrays, **attrs):
             return op("sum")(op(name)(*(None if a is None else next(rest) for a in arrays),
                                       **attrs))
 
-        return autodiff.grad(total, places)(*xs)
+        return derivatives.grad(total, places)(*xs)
 
     found = evaluate(gradients, *(a for a in arrays if a is not None))
     for i, got in zip(wanted, found, strict=True):

@@ -219,9 +219,9 @@ def test_ties_share_the_gradient(name):
 
 
 def gradient(function, x, **attrs):
-    from terrazzo.graph import autodiff
+    from terrazzo.graph import derivatives
 
-    return evaluate(lambda v: autodiff.grad(lambda u: op("sum")(function(u, **attrs)))(v), x)
+    return evaluate(lambda v: derivatives.grad(lambda u: op("sum")(function(u, **attrs)))(v), x)
 
 
 def test_gradient_where_the_root_is_zero():

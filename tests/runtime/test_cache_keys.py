@@ -22,7 +22,8 @@ from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.options import Options
 from terrazzo.graph.applying import apply
 from terrazzo.graph.ir import Graph, TensorType
-from terrazzo.graph.rewrite import P, Rule, RuleTable, Wild, rewrite_rule
+from terrazzo.graph.patterns import P, Wild
+from terrazzo.graph.rewrite import Rule, RuleTable, rewrite_rule
 from terrazzo.graph.trace import trace
 from terrazzo.index import Var
 from terrazzo.knobs import knobs
@@ -38,7 +39,8 @@ import terrazzo as tz
 from onnx import TensorProto, helper
 from terrazzo.expr.ir import compute
 from terrazzo.frontends.onnx.registry import Converter, _CONVERTERS, converts, converts_each
-from terrazzo.graph.rewrite import P, Wild, rewrite_rule
+from terrazzo.graph.patterns import P, Wild
+from terrazzo.graph.rewrite import rewrite_rule
 from terrazzo.ops.define import primitive, same_type
 from terrazzo.session import Session
 x = np.ones(4, np.float32)

@@ -23,7 +23,8 @@ from terrazzo.graph import rewrite as rewriting
 from terrazzo.graph.fusion import composing
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.passes import recognize
-from terrazzo.graph.rewrite import P, Wild, rewrite_rule
+from terrazzo.graph.patterns import P, Wild
+from terrazzo.graph.rewrite import rewrite_rule
 from terrazzo.graph.trace import trace
 from terrazzo.loop.ir import For, Function
 from terrazzo.loop.ir import rewrite as rewrite_loops

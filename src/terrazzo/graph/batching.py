@@ -16,15 +16,8 @@ from terrazzo.base.nests import flatten, leaves, mapped, pack
 from terrazzo.base.shapes import dims_text, normalize_axis
 from terrazzo.errors import ArgumentError, ShapeError, user_location
 from terrazzo.graph.applying import apply, as_value, expand
-from terrazzo.graph.autodiff import (
-    Function,
-    between,
-    dispatch,
-    fit,
-    function_name,
-    labelled,
-    rule_gradients,
-)
+from terrazzo.graph.autodiff import between, fit, rule_gradients
+from terrazzo.graph.derivatives import Function, dispatch, function_name, labelled
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, operator_named
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import Index

@@ -88,7 +88,7 @@ def _prefixes(fn: Callable[[Any, Any], Any], reverse: bool, axis: int) -> Callab
         return mapped(elems, lambda _: next(answers))
 
     traced.__name__ = "associative_scan"
-    from terrazzo.graph.autodiff import dispatch  # which needs operators itself
+    from terrazzo.graph.derivatives import dispatch
 
     return dispatch(traced)
 

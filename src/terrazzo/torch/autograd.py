@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from terrazzo.base.nests import leaves, pack
-from terrazzo.graph.autodiff import jvp_function, vjp_function
+from terrazzo.graph.derivatives import jvp_function, vjp_function
 from terrazzo.graph.ir import Graph, Value
 from terrazzo.graph.rebuild import replace_inputs
 

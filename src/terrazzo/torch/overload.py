@@ -24,8 +24,8 @@ from terrazzo.calls.captures import content_of
 from terrazzo.calls.compiled import Compiled
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.applying import as_value
-from terrazzo.graph.autodiff import jvp_function, vjp_function
 from terrazzo.graph.batching import vmap
+from terrazzo.graph.derivatives import jvp_function, vjp_function
 from terrazzo.graph.ir import Value
 from terrazzo.runtime.fastcall import below_autograd
 from terrazzo.torch.schema import Parameter, Schema

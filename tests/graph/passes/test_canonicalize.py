@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terrazzo.dtypes import float32, int32
-from terrazzo.graph.autodiff import grad, vjp_graph
+from terrazzo.graph.autodiff import vjp_graph
+from terrazzo.graph.derivatives import grad
 from terrazzo.graph.evaluate import run
 from terrazzo.graph.ir import OPERATORS, Graph, TensorType, Value
 from terrazzo.graph.passes import canonicalize

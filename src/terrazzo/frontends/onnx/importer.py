@@ -34,7 +34,7 @@ from terrazzo.frontends.onnx.sizes import Assumed
 from terrazzo.graph import evaluate
 from terrazzo.graph.applying import as_value
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, operator_named
-from terrazzo.graph.rewrite import constant_array
+from terrazzo.graph.patterns import constant_array
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.index.guards import Guard, asking

@@ -18,17 +18,8 @@ from terrazzo.graph.applying import constant
 from terrazzo.graph.ir import Graph, Node, Value, operator_named
 from terrazzo.graph.passes.movement import MOVEMENT
 from terrazzo.graph.passes.row_shapes import ROW_SHAPES
-from terrazzo.graph.rewrite import (
-    Applied,
-    P,
-    Rule,
-    RuleTable,
-    Wild,
-    rewrite,
-    splat,
-    user_rules,
-    wildcards,
-)
+from terrazzo.graph.patterns import P, Wild, splat, wildcards
+from terrazzo.graph.rewrite import Applied, Rule, RuleTable, rewrite, user_rules
 
 x, y, c = wildcards("x y c")
 

@@ -16,15 +16,8 @@ import numpy as np
 from terrazzo.graph.applying import as_value
 from terrazzo.graph.ir import Node, Value
 from terrazzo.graph.passes.parts import made_by, op, operands
-from terrazzo.graph.rewrite import (
-    P,
-    Rule,
-    RuleTable,
-    constant_array,
-    same_shape,
-    splat,
-    wildcards,
-)
+from terrazzo.graph.patterns import P, constant_array, same_shape, splat, wildcards
+from terrazzo.graph.rewrite import Rule, RuleTable
 
 x, weights, v = wildcards("x weights v")
 

@@ -15,7 +15,8 @@ import numpy as np
 from terrazzo.graph.applying import constant
 from terrazzo.graph.ir import Node, Value
 from terrazzo.graph.passes.parts import made_by, op, operands
-from terrazzo.graph.rewrite import P, Rule, RuleTable, constant_array, same_shape, wildcards
+from terrazzo.graph.patterns import P, constant_array, same_shape, wildcards
+from terrazzo.graph.rewrite import Rule, RuleTable
 from terrazzo.index import Index
 
 x, y, c = wildcards("x y c")

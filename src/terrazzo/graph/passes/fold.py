@@ -9,7 +9,8 @@ import numpy as np
 from terrazzo.graph.applying import constant
 from terrazzo.graph.evaluate import run_node
 from terrazzo.graph.ir import Graph, Node, TensorType, Value
-from terrazzo.graph.rewrite import Applied, constant_array, describe, sweep
+from terrazzo.graph.patterns import constant_array
+from terrazzo.graph.rewrite import Applied, describe, sweep
 from terrazzo.index import IndexExpr
 
 SMALL = 4096  # bytes; a result up to this size may be larger than what it is computed from

@@ -15,7 +15,8 @@ from typing import Any
 from terrazzo.dtypes import DType
 from terrazzo.graph.ir import Node, Value
 from terrazzo.graph.passes.parts import made_by, near, op, operands
-from terrazzo.graph.rewrite import P, Rule, RuleTable, splat
+from terrazzo.graph.patterns import P, splat
+from terrazzo.graph.rewrite import Rule, RuleTable
 
 Polynomial = dict[tuple[int, int], float]  # coefficients, by the powers of x and of the gate
 

@@ -26,7 +26,8 @@ from terrazzo.base.shapes import Shape, normalize_axes, normalize_axis, num_elem
 from terrazzo.graph.applying import constant
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, operator_named
 from terrazzo.graph.min_cut import Network
-from terrazzo.graph.rewrite import LEVELS, Applied, constant_array, describe, same_shape
+from terrazzo.graph.patterns import constant_array, same_shape
+from terrazzo.graph.rewrite import LEVELS, Applied, describe
 from terrazzo.index import evaluate, free_vars
 
 NOMINAL = 16  # what a symbolic size counts as when costs are compared

@@ -8,7 +8,8 @@ from typing import Any
 from terrazzo.base.shapes import broadcast_shapes, normalize_axes
 from terrazzo.graph.applying import constant
 from terrazzo.graph.ir import Node, Value, operator_named
-from terrazzo.graph.rewrite import P, Rule, RuleTable, same_shape, wildcards
+from terrazzo.graph.patterns import P, same_shape, wildcards
+from terrazzo.graph.rewrite import Rule, RuleTable
 from terrazzo.index import Index
 
 x, y = wildcards("x y")

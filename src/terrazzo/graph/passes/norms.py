@@ -15,7 +15,8 @@ from typing import Any
 from terrazzo.base.shapes import normalize_axes, num_elements
 from terrazzo.graph.ir import Node, Value
 from terrazzo.graph.passes.parts import made_by, op, operands
-from terrazzo.graph.rewrite import P, Rule, RuleTable, same_shape, splat, wildcards
+from terrazzo.graph.patterns import P, same_shape, splat, wildcards
+from terrazzo.graph.rewrite import Rule, RuleTable
 
 x, parameter = wildcards("x parameter")
 

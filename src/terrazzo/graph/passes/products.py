@@ -22,18 +22,9 @@ from terrazzo.dtypes import as_dtype
 from terrazzo.graph.applying import constant
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.graph.passes.parts import op, operands
+from terrazzo.graph.patterns import P, constant_array, same_shape, wildcards
 from terrazzo.graph.rebuild import rebuild
-from terrazzo.graph.rewrite import (
-    LEVELS,
-    Applied,
-    P,
-    Rule,
-    RuleTable,
-    constant_array,
-    describe,
-    same_shape,
-    wildcards,
-)
+from terrazzo.graph.rewrite import LEVELS, Applied, Rule, RuleTable, describe
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import proves_eq
 from terrazzo.ops.shape import span

@@ -24,15 +24,9 @@ from terrazzo.base.shapes import normalize_axis
 from terrazzo.dtypes import float32, int8, uint8
 from terrazzo.graph.applying import constant
 from terrazzo.graph.ir import Graph, Node, Value, operator_named
+from terrazzo.graph.patterns import constant_array, same_type
 from terrazzo.graph.rebuild import rebuild
-from terrazzo.graph.rewrite import (
-    LEVELS,
-    Applied,
-    constant_array,
-    describe,
-    same_type,
-    use_counts,
-)
+from terrazzo.graph.rewrite import LEVELS, Applied, describe, use_counts
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.ops.quant import convolve_bytes
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from terrazzo.graph.ir import Node, Value
 from terrazzo.graph.passes.parts import made_by, op, operands
-from terrazzo.graph.rewrite import P, Rule, RuleTable, same_shape, splat
+from terrazzo.graph.patterns import P, same_shape, splat
+from terrazzo.graph.rewrite import Rule, RuleTable
 from terrazzo.index import Index, proves_eq
 
 Part = tuple[Value, Index, Index, int]  # of a value: the last axis from, up to, by

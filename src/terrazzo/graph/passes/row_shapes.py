@@ -12,7 +12,8 @@ from typing import Any
 
 from terrazzo.base.shapes import Shape
 from terrazzo.graph.ir import Node, Value, operator_named
-from terrazzo.graph.rewrite import P, Rule, RuleTable, same_shape, wildcards
+from terrazzo.graph.patterns import P, same_shape, wildcards
+from terrazzo.graph.rewrite import Rule, RuleTable
 
 x, y = wildcards("x y")
 DEPTH = 8  # operators between a reduction and a reshape of what its rows became

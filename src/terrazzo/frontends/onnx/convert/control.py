@@ -16,7 +16,7 @@ from terrazzo.frontends.onnx.importer import literal
 from terrazzo.frontends.onnx.reasons import NeedsValue
 from terrazzo.frontends.onnx.registry import Call, converts
 from terrazzo.graph.ir import Value
-from terrazzo.graph.rewrite import constant_array
+from terrazzo.graph.patterns import constant_array
 from terrazzo.ops.arrange import flip
 from terrazzo.ops.control import cond, scan, while_loop
 from terrazzo.ops.elementwise import logical_and

@@ -12,7 +12,7 @@ from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.reasons import NeedsValue
 from terrazzo.frontends.onnx.registry import Call, converts
 from terrazzo.graph.ir import Value
-from terrazzo.graph.rewrite import splat
+from terrazzo.graph.patterns import splat
 from terrazzo.index import Index, maximum
 from terrazzo.index.guards import granted
 from terrazzo.ops import arrange, indexing, lookups
