@@ -29,6 +29,7 @@ enter(primitive(
     torch=Absent("torch has none"), onnx=Absent("ONNX has none")))
 
 import terrazzo as tz  # noqa: E402
+import terrazzo.torch.aten.pointwise  # noqa: E402 (fills CONVERTERS)
 from terrazzo import te  # noqa: E402
 from terrazzo.chips.cpu.chip import Cpu  # noqa: E402
 from terrazzo.chips.cpu.description import avx2_spec  # noqa: E402
@@ -41,6 +42,7 @@ from terrazzo.graph.trace import trace  # noqa: E402
 from terrazzo.session import Session  # noqa: E402
 from terrazzo.tools.fuzz.fuzzing import outcome  # noqa: E402
 from terrazzo.tools.fuzz.generate import operators, random_program  # noqa: E402
+from terrazzo.torch.aten.registry import CONVERTERS  # noqa: E402
 from terrazzo.torch.eager import run_in_torch  # noqa: E402
 
 MEANING = {"cube": lambda x: x**3, "slope": lambda x: x / (abs(x) + 1), "tenfold": lambda x: 10**x}
@@ -98,6 +100,7 @@ def source() -> None:
 def in_torch() -> None:
     close(run_in_torch(graph_of("cube"), [X])[0], WIDE**3)
     close(run_in_torch(graph_of("slope"), [X])[0], np.deg2rad(WIDE))  # the name counts
+    assert CONVERTERS["aten.deg2rad"].function is OPERATORS["slope"]
 
 
 def verified() -> None:

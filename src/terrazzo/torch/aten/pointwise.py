@@ -9,6 +9,7 @@ from typing import Any
 
 import terrazzo.ops.activation as activation
 import terrazzo.ops.elementwise as e
+from terrazzo.base.scalar_table import by_operator
 from terrazzo.dtypes import bool_
 from terrazzo.graph.ir import TensorType, Value, operator_named
 from terrazzo.torch.aten.registry import CONVERTERS, Converter, aten, converts, unsupported
@@ -16,36 +17,15 @@ from terrazzo.torch.aten.registry import CONVERTERS, Converter, aten, converts, 
 # How torch finds the type of a result: `ELEMENTWISE_TYPE_PROMOTION_KIND` of torch._prims_common.
 DEFAULT, TO_FLOAT, COMPARES = "DEFAULT", "INT_TO_FLOAT", "ALWAYS_BOOL"
 
-# ATen's name (all overloads that take a tensor or number in each place) -> ours.
+# ATen's name (all overloads that take a tensor or number in each place) -> ours, beside the names
+# that the table of scalar operations has. Of the first few torch leaves integers what they are.
 _PLAIN = {
-    "maximum": "maximum", "minimum": "minimum", "fmod": "fmod", "remainder": "remainder",
-    "neg": "negative", "sign": "sign", "sgn": "sign", "floor": "floor", "ceil": "ceil",
-    "trunc": "trunc", "relu": "relu",
-    "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
-    "bitwise_not": "bitwise_invert", "bitwise_left_shift": "bitwise_left_shift",
-    "bitwise_right_shift": "bitwise_right_shift", "abs": "absolute", "hypot": "hypot",
-    "silu": "silu", "mish": "mish", "relu6": "relu6",
-    "hardswish": "hardswish",
-}  # fmt: skip
-_TO_FLOAT = {
-    "sqrt": "sqrt", "rsqrt": "rsqrt", "exp": "exp", "exp2": "exp2", "expm1": "expm1",
-    "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p", "sin": "sin", "cos": "cos",
-    "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
-    "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf",
-    "erfc": "erfc", "erfinv": "erfinv", "lgamma": "lgamma", "digamma": "digamma",
-    "sigmoid": "sigmoid", "atan2": "atan2", "reciprocal": "reciprocal",
-    "copysign": "copysign",
-}  # fmt: skip
-_COMPARES = {
-    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
-    "ge": "greater_equal", "isnan": "isnan", "isinf": "isinf",
-    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
-    "logical_not": "logical_not", "signbit": "signbit",
-}  # fmt: skip
+    "floor": "floor", "ceil": "ceil", "trunc": "trunc", "hypot": "hypot", "sgn": "sign",
+    "relu": "relu", "silu": "silu", "mish": "mish", "relu6": "relu6", "hardswish": "hardswish",
+}
 
-for _kind, _table in ((DEFAULT, _PLAIN), (TO_FLOAT, _TO_FLOAT), (COMPARES, _COMPARES)):
-    CONVERTERS.update({f"aten.{name}": Converter(operator_named(ours), promotes=_kind)
-                       for name, ours in _table.items()})
+CONVERTERS.update({f"aten.{name}": Converter(operator_named(ours), promotes=DEFAULT)
+                   for name, ours in _PLAIN.items()})
 
 
 def _scaled(y: Any, alpha: Any) -> Any:
@@ -92,11 +72,6 @@ def div_mode(x: Any, y: Any, rounding_mode: str | None = None, *, out: TensorTyp
         return e.trunc(e.divide(x, y))
     remainder = e.fmod(x, y)
     return e.floor_divide(e.subtract(x, remainder), y)
-
-
-@aten("floor_divide", promotes=DEFAULT)
-def floor_divide(x: Any, y: Any) -> Any:
-    return e.floor_divide(x, y)
 
 
 @aten("pow", promotes=DEFAULT)
@@ -191,11 +166,6 @@ def clone(x: Any) -> Any:
     return x
 
 
-@aten("isfinite")
-def isfinite(x: Any) -> Any:
-    return e.isfinite(x)
-
-
 @aten("lerp.Scalar", "lerp.Tensor", promotes=DEFAULT)
 def lerp(x: Any, y: Any, weight: Any) -> Any:
     return e.add(x, e.multiply(weight, e.subtract(y, x)))
@@ -216,3 +186,17 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Any:
     if isinstance(value, Value):
         value = e.astype(value, dtype=x.dtype)
     return e.where(mask, value, x)
+
+
+# ---------------------------------------------------------------- whatever needs no function
+def _of_the_table() -> dict[str, Converter]:
+    """Rows of the table of scalar operations that torch has a name for, and none above."""
+    packets = {".".join(name.split(".")[:2]) for name in CONVERTERS}
+    kinds = {"bool": COMPARES, "float": TO_FLOAT}
+    return {f"aten.{row.torch}": Converter(operator_named(name), promotes=kinds.get(
+                row.result, DEFAULT))
+            for name, row in by_operator().items()
+            if isinstance(row.torch, str) and f"aten.{row.torch}" not in packets}
+
+
+CONVERTERS.update(_of_the_table())

@@ -16,8 +16,8 @@ by position or by name:
 - `unsupported("why")` leaves this call to torch: the user is shown the reason.
 - Arguments that say where and how memory is laid out (`device`, `layout`, `memory_format`,
   `pin_memory`) never arrive: results lie as torch said they would.
-- Pointwise operators are lines of the tables in `pointwise.py`, and operators that only move
-  elements are made from those of `shapes.py`.
+- Pointwise operators are rows of `base/scalar_table.py` or lines of the table in `pointwise.py`;
+  operators that only move elements are made from those of `shapes.py`.
 
 Every result is checked against the type that torch found when it traced: another shape is an error
 of the converter, another float or integer type is converted. An operator that has a converter is
