@@ -95,8 +95,6 @@ class Convolution:
         return result
 
     def _merge(self, d: int) -> Convolution | None:
-        if d + 1 >= len(self.spaces):
-            return None
         outer, inner = self.spaces[d:d + 2]
         if not (outer.is_plain and inner.is_plain) or outer.position is None or (
                 inner.position is None or outer.step != inner.step * inner.extent):

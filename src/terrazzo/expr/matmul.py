@@ -157,8 +157,6 @@ class _State:
         return state
 
     def merge(self, d: int) -> _State | None:
-        if d + 1 >= len(self.axes):
-            return None
         found = self.factors()
         assert found is not None
         outer, inner = self.axes[d], self.axes[d + 1]
