@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 from terrazzo.base.scalar import Call, Const, Reduce, Scalar
 from terrazzo.chips.cpu.gemm import Gemm
@@ -53,19 +54,19 @@ def narrow_value(factor: Factor) -> Scalar | None:
 class _BfloatGemm(Gemm):
     """One kernel in the making."""
 
-    @property
+    @cached_property
     def together(self) -> int:
         return 2
 
-    @property
+    @cached_property
     def registers(self) -> int:
         return 32  # of all processors that have the instruction
 
-    @property
+    @cached_property
     def item(self) -> DType:
         return bfloat16
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether k is known to be whole pairs."""
         return isinstance(self.k, int) and self.k % 2 == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from terrazzo.base.scalar import (
     Const,
@@ -67,12 +68,12 @@ class ConvKernel(Kernel):
             n.source is not conv.w.source for n in (*after, conv.x))
         self.after = None if self.is_plain else self.in_registers()
 
-    @property
+    @cached_property
     def wide(self) -> DType:
         """The type of the sums."""
         return self.conv.reduce.dtype
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         return self.chip.lanes(self.wide.bits)
 
@@ -88,25 +89,25 @@ class ConvKernel(Kernel):
     def w(self) -> Buffer:
         return self.buffers[self.conv.w.source]
 
-    @property
+    @cached_property
     def spaces(self) -> tuple[Space, ...]:
         """The axes in space, two at least: rows and columns."""
         return (NO_SPACE,) * max(0, 2 - len(self.conv.spaces)) + self.conv.spaces
 
-    @property
+    @cached_property
     def row(self) -> Space:
         return self.spaces[-2]
 
-    @property
+    @cached_property
     def column(self) -> Space:
         return self.spaces[-1]
 
-    @property
+    @cached_property
     def sums_in_output(self) -> bool:
         """Whether the output can hold the sums until all have been added."""
         return self.out.dtype is self.wide
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the sums are the result."""
         return isinstance(self.conv.body, Reduce) and self.sums_in_output

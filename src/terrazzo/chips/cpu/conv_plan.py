@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from terrazzo.chips.cpu.conv_parts import ConvKernel
 from terrazzo.chips.cpu.conv_shape import TileShape, choose_tile
@@ -94,14 +94,14 @@ class PlannedConv(ConvKernel):
             self.copy = replace(self.copy, needed=True)
         self.division = self.plan_tasks()
 
-    @property
+    @cached_property
     def share(self) -> int:
         """Outputs of a group."""
         share = self.conv.share
         assert isinstance(share, int)
         return share
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Steps of k."""
         return self.conv.channels * math.prod(s.taps for s in self.spaces)
@@ -174,14 +174,14 @@ class PlannedConv(ConvKernel):
             options = []
             for height in heights:
                 tasks = others * math.ceil(units / height)
+                covers = covered(self.column, height * unit * pixels) if by_columns else (
+                    covered(self.row, height * unit) * covered(self.column, pixels))
                 # One range, or as many as make one, two or four tasks a thread.
                 for each in (0, 1, 2, 4):
                     ranges = min(max(math.ceil(each * threads / tasks), 1), tiling.panels)
                     size = math.ceil(tiling.panels / ranges)
                     ranges = math.ceil(tiling.panels / size)
                     share = longest_share(tasks * ranges, threads)
-                    covers = covered(self.column, height * unit * pixels) if by_columns else (
-                        covered(self.row, height * unit) * covered(self.column, pixels))
                     options.append((self.cycles(
                         height * unit * pixels, covers, size, share, threads > 1),
                         height * unit, size, ranges))

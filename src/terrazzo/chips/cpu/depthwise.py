@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 
 from terrazzo.base.scalar import Load, Scalar, as_scalar, call, cast
 from terrazzo.chips.cpu.conv_parts import ConvKernel, Values
@@ -46,23 +47,23 @@ class Depthwise(ConvKernel):
         self.end_channel: Index = self.count
         self.w_start, self.w_steps = conv.w_start, [s.w_step for s in self.spaces]
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many channels there are."""
         count = self.conv.outputs.extent
         assert isinstance(count, int)
         return count
 
-    @property
+    @cached_property
     def registers(self) -> int:
         return 32 if self.chip.vector_registers >= 32 else 16
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Channels that tiles of either kind fill."""
         return math.lcm(self.vectors, self.edge_vectors()) * self.lanes
 
-    @property
+    @cached_property
     def vectors(self) -> int:
         """Vectors of a tile: the channels should fill them, and pixels be few loads each."""
         whole, taps = math.ceil(self.count / self.lanes), self.column.taps

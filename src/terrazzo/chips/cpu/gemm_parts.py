@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from terrazzo.base.scalar import Axis, Scalar, loads
 from terrazzo.chips.cpu.kernel_parts import Kernel, Names, Place, product_of
@@ -85,26 +86,26 @@ class ProductKernel(Kernel):
         self.pieces = self.choose_pieces()
         self.a_copy: Buffer | None = None
 
-    @property
+    @cached_property
     def together(self) -> int:
         """Steps of k that lie side by side in packed panels."""
         return 1
 
-    @property
+    @cached_property
     def wide(self) -> DType:
         """The type of the sums."""
         return self.product.reduce.dtype
 
-    @property
+    @cached_property
     def item(self) -> DType:
         """The type of elements that are packed when the kernel runs."""
         return self.wide
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         return self.chip.lanes(self.wide.bits)
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """Registers that the tile is made for: 16 or 32."""
         return 32 if self.chip.vector_registers >= 32 else 16
@@ -113,27 +114,27 @@ class ProductKernel(Kernel):
     def out(self) -> Buffer:
         return self.buffers[self.product.stage]
 
-    @property
+    @cached_property
     def row_var(self) -> Var | None:
         return None if self.product.row is None else self.product.row.var
 
-    @property
+    @cached_property
     def m(self) -> Index:
         return 1 if self.product.row is None else self.product.row.extent
 
-    @property
+    @cached_property
     def n(self) -> Index:
         return self.product.column.extent
 
-    @property
+    @cached_property
     def k(self) -> Index:
         return self.product.k.extent
 
-    @property
+    @cached_property
     def batch(self) -> Index:
         return product_of(a.extent for a in self.product.batch)
 
-    @property
+    @cached_property
     def panel_rows(self) -> int:
         """Up to how many rows tasks read A where it lies, and each packs its panel."""
         panels = bounds(self.batch * ceildiv(self.n, self.nr))[1]

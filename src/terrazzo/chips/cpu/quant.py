@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from terrazzo.base.scalar import (
     Axis,
@@ -117,49 +118,49 @@ class _IntegerGemm(Gemm):
         super().__init__(program, replace(product, body=without_bytes(product.body)), chip,
                          constants)
 
-    @property
+    @cached_property
     def by_bytes(self) -> bool:
         """Whether bytes are multiplied as they are, and not as words."""
         return self.a_small.dtype is uint8 and self.b_small.dtype is int8 and adds_bytes(self.chip)
 
-    @property
+    @cached_property
     def together(self) -> int:
         return 4 if self.by_bytes else 2
 
-    @property
+    @cached_property
     def a_small(self) -> Scalar:
         return _byte(self.product.a)
 
-    @property
+    @cached_property
     def b_small(self) -> Scalar:
         return _byte(self.product.b)
 
-    @property
+    @cached_property
     def a_dtype(self) -> DType:
         return uint8 if self.by_bytes else int16
 
-    @property
+    @cached_property
     def b_dtype(self) -> DType:
         return int8 if self.by_bytes else int16
 
-    @property
+    @cached_property
     def stretch(self) -> Index:
         """Steps of k that are neighbours in A."""
         return product_of(a.extent for a in self.inner)
 
-    @property
+    @cached_property
     def groups(self) -> Index:
         return ceildiv(self.stretch, self.together)
 
-    @property
+    @cached_property
     def segments(self) -> Index:
         return self.leading[-1].extent if self.leading else 1
 
-    @property
+    @cached_property
     def rounds(self) -> Index:
         return product_of(a.extent for a in self.leading[:-1])
 
-    @property
+    @cached_property
     def k_padded(self) -> Index:
         return self.rounds * self.segments * self.groups * self.together
 
