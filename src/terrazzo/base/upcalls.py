@@ -16,6 +16,7 @@ ABOVE = {
     "compiled": "terrazzo.calls.compiled.of_operator",  # (operator): what compiles and runs it
     "jit": "terrazzo.calls.compiled.jit",  # (function): the same of any function
     "lower": "terrazzo.calls.levels.lower_operator",  # (operator, args, kwargs): a level as text
+    "kernel": "terrazzo.calls.kernels.declare",  # (operator, chip, language): a decorator
     "on": "terrazzo.calls.placed.Placed",  # (function, chip): the function on a chip
     "op": "terrazzo.calls.api.unpickled_op",  # (function, name, grad): an operator
     # of tools

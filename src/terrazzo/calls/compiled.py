@@ -216,7 +216,7 @@ class Compiled:
         key = (rebuild.key(), tuple((len(a.shape), str(a.dtype)) for a in leaves))
         with _lock:
             if key not in table.families:
-                table.families[key] = Family(self.name, rebuild)
+                table.families[key] = Family(self.name, rebuild, self.operator)
             return table.families[key]
 
     def on(self, chip: str) -> Placed:

@@ -18,7 +18,7 @@ from terrazzo.calls import captures, into
 from terrazzo.calls.arguments import Rebuild, dtype_of, type_of
 from terrazzo.calls.sizes import Pattern, Shapes, SizesSeen
 from terrazzo.errors import TerrazzoError, VerifyError
-from terrazzo.graph.ir import Graph, TensorType
+from terrazzo.graph.ir import Graph, Operator, TensorType
 from terrazzo.graph.rewrite import RuleTable
 from terrazzo.graph.trace import trace
 from terrazzo.index import Index, Var, substitute
@@ -56,8 +56,8 @@ Variant: TypeAlias = "tuple[tuple[Guard, ...], tuple[Any, Any] | None]"
 class Family:
     """All entries of one function for one combination of ranks, types and attributes."""
 
-    def __init__(self, name: str, rebuild: Rebuild):
-        self.name, self.rebuild = name, rebuild
+    def __init__(self, name: str, rebuild: Rebuild, operator: Operator | None = None):
+        self.name, self.rebuild, self.operator = name, rebuild, operator
         self.lock = threading.RLock()
         self.captured = captures.Captured()
         self.executables: dict[Hashable, tuple[Any, Any]] = {}
@@ -94,9 +94,20 @@ class Family:
                                                  keeping.structure, keeping)
             executable, structure = self.find(leaves, table)
         if wanted:
-            flat = fastcall.entry(executable, list(range(len(executable.output_types))), leaves)
+            flat = self.quickest(executable, list(range(len(executable.output_types))), leaves)
             return self.differentiable.entry(flat, structure)
-        return fastcall.entry(executable, structure, leaves)
+        return self.quickest(executable, structure, leaves)
+
+    def quickest(self, executable: Any, structure: Any, leaves: Sequence[Any]
+                 ) -> Callable[..., Any]:
+        """What was compiled, or a kernel of the operator's that is written by hand."""
+        generated = fastcall.entry(executable, structure, leaves)
+        if self.operator is None or "_kernels" not in vars(self.operator):
+            return generated
+        from terrazzo.calls import kernels
+
+        return kernels.chosen(self.operator, self.rebuild, executable, structure, leaves,
+                              generated)
 
     def entry_into(self, leaves: Sequence[Any], form: into.Form, count: int, table: Table
                    ) -> Callable[..., Any]:

@@ -18,6 +18,11 @@ def lower_operator(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise ArgumentError(f"{op.name}.lower needs a level as its last argument",
                             hint=f'for example {op.name}.lower(x, "loop")')
     *tensors, level = args
+    if level == "kernels":  # of the operator, not of a graph
+        from terrazzo.calls import kernels
+
+        op(*tensors, **kwargs)
+        return Listing(kernels.shown(op))
     graph, over = op.compiled.graph_over(tensors, kwargs)
     return lower(graph, level, chip, over)
 

@@ -81,6 +81,8 @@ class Chip(ABC):
     """What `lower` can show, from the top down."""
     program_levels: tuple[str, ...] = ()
     """Those of its own that show programs one by one (`source`); others show all (`text`)."""
+    languages: tuple[str, ...] = ()
+    """Languages of kernels that users write by hand (`build`)."""
     keeps_code: bool = True
     """Whether code is good for other processes, and so kept on disk."""
     absence: str = ""
@@ -165,6 +167,15 @@ class Chip(ABC):
     def compiling_elsewhere(self) -> AbstractContextManager[None]:
         """Inside, compilers that take much memory stay out of this process, if they can."""
         return nullcontext()
+
+    def build(self, language: str, source: str, name: str) -> Callable[..., None]:
+        """A function of addresses out of source text, its entry being `extern "C" name`.
+
+        Raises MissingDependency where nothing here can compile the language, CompileError where
+        the source is wrong.
+        """
+        raise ArgumentError(f"the chip {self.name!r} takes no kernels in {language!r}", hint=(
+            f"it takes {', '.join(self.languages)}" if self.languages else "it takes none"))
 
     # ------------------------------------------------------------ running
     def demand(self) -> None:

@@ -206,6 +206,14 @@ class Operator:
         """
         return UPCALLS["lower"](self, tensors_and_level, {"chip": chip, **attrs})
 
+    def kernel(self, chip: str, *, language: str) -> Any:
+        """Decorates a function that writes a kernel by hand, beside the generated one.
+
+        It is given the types of the tensors and the attributes, and answers with source text, or
+        None where the kernel is not for them. docs/hand-written-kernels.md says what is called.
+        """
+        return UPCALLS["kernel"](self, chip, language)
+
     def on(self, chip: str) -> Any:
         """This operator on a chip by its name, wherever the data is: `gelu.on("cpu")(x)`."""
         return UPCALLS["on"](self, chip)

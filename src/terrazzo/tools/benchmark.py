@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from terrazzo.base.tables import ShownAsTable, Table
 from terrazzo.calls.compiled import Compiled
+from terrazzo.calls.kernels import kernels_of, ready
 from terrazzo.chips.registry import chip_for
 from terrazzo.chips.spec import Roofline
 from terrazzo.compiler.lowering import Lowering
@@ -26,6 +28,7 @@ from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.ir import Graph, Operator
 from terrazzo.index import Index, IndexExpr, evaluate
 from terrazzo.knobs import knobs, thread_count
+from terrazzo.runtime import fastcall
 from terrazzo.runtime.hosted import needs_host, to_numpy
 
 ROUNDS = 15
@@ -131,6 +134,8 @@ def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
     arrays = [to_numpy(a) if hasattr(a, "detach") else a for a in leaves]
     graph = target.graph(args, attrs)
     ways = [Timing("terrazzo", lambda: target(*args, **attrs))]
+    if target.operator is not None and kernels_of(target.operator).written:
+        ways += _kernel_ways(target, args, attrs)
     if all(isinstance(a, np.ndarray) for a in arrays):
         ways.append(Timing("numpy, one operator at a time",
                            lambda: graph_evaluate.run(graph, arrays)))
@@ -140,10 +145,28 @@ def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
     flops, size = work(graph)
     if needs_host(inlined(graph)):
         notes = [*notes, "with control flow, operations are not counted, nor what it reads again"]
+    if target.operator is not None and kernels_of(target.operator).choices:
+        notes = [*notes, *(f"chosen for {c}" for c in kernels_of(target.operator).choices.values())]
     limits = roofline()
     lines = tuple(Line(w.name, w.median, size, flops, limits.seconds(flops, size)) for w in ways)
     types = ", ".join(str(v.type) for v in graph.inputs)
     return BenchReport(target.name, types, lines, limits, thread_count(), tuple(notes))
+
+
+def _kernel_ways(target: Compiled, args: Sequence[Any], attrs: dict[str, Any]) -> list[Timing]:
+    """The generated kernel and those by hand, each by itself; the first line is what is called."""
+    assert target.operator is not None
+    leaves, rebuild = target.arguments(args, target.without_out(attrs)[0])
+    executable = target.executable(args, attrs)
+    structure = list(range(len(executable.output_types)))
+    generated = fastcall.entry(executable, structure, leaves)
+    ways = [Timing("generated", partial(generated, leaves))]
+    results = executable.output_shapes(executable.bind(leaves))
+    for written in kernels_of(target.operator).written:
+        found = ready(written, rebuild, leaves, results)
+        if found is not None:
+            ways.append(Timing(written.name, partial(found.entry(structure), leaves)))
+    return ways
 
 
 def _compiled(function: Any) -> Compiled:

@@ -5,7 +5,7 @@ What makes code is imported when code is made: to load it from a file takes none
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ class Cpu(Chip):
 
     levels = (*LEVELS, "llvm", "asm", "triton")
     program_levels = ("triton",)
+    languages = ("c++",)
     # A core's own cache holds less than `shared` elements for long, and one thread does up to
     # `alone` of them before others could help.
     fusion_limits = FusionLimits(
@@ -93,6 +94,13 @@ class Cpu(Chip):
         from terrazzo.codegen.triton.source import triton_source
 
         return triton_source(program)
+
+    def build(self, language: str, source: str, name: str) -> Callable[..., None]:
+        if language not in self.languages:
+            return super().build(language, source, name)
+        from terrazzo.chips.cpu import cplusplus
+
+        return cplusplus.build(source, name, self.spec)
 
     def roofline(self) -> Roofline:
         from terrazzo.chips.cpu.peaks import measured

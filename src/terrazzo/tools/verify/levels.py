@@ -47,6 +47,7 @@ from terrazzo.tools.verify.kernels import GARBAGE, fenced, interpreted, statemen
 from terrazzo.tools.verify.stages import stage_of_code, stage_of_loops, stage_of_program
 
 LEVELS = ("graph", "expr", "loop", "code", "gradient")
+KERNEL = "kernel"  # one more for operators that have kernels written by hand
 LOOP_LIMIT = 20_000  # statements that the interpreter of Loop IR may run for one kernel
 _LOOKS = 3  # how often a graph inside control flow is checked: later turns are like the first
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from terrazzo.base.tables import ShownAsTable, Table
 from terrazzo.tools.verify.comparison import Difference
-from terrazzo.tools.verify.levels import LEVELS, Notes
+from terrazzo.tools.verify.levels import KERNEL, LEVELS, Notes
 
 
 @dataclass
@@ -72,17 +72,22 @@ class Report(ShownAsTable):
                              "could be held to")
         return lines
 
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Those that tables show: one for kernels by hand only where there are any."""
+        return (*LEVELS, *((KERNEL,) if any(KERNEL in row.elements for row in self.rows) else ()))
+
     def shown(self) -> Table:
         kinds = ", ".join(dict.fromkeys(k for row in self.rows for k in row.kinds))
         rows = tuple((row.dtype, str(len(set(row.kinds))), str(row.checked),
-                      str(sum(row.open.values())), *(_cell(row, level) for level in LEVELS))
+                      str(sum(row.open.values())), *(_cell(row, level) for level in self.levels))
                      for row in self.rows)
         caption = ("worst errors in units of the last place (where the result is well "
                    "conditioned), and as a part of what rounding allows",
                    "open: elements that no bound says anything of",
                    f"inputs: {kinds}; {self.seconds:.1f} s")
         return Table(f"{self.name}: every level agrees",
-                     ("type", "kinds", "elements", "open", *LEVELS), rows, caption,
+                     ("type", "kinds", "elements", "open", *self.levels), rows, caption,
                      tuple(f"left out: {line}" for line in self.skipped))
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from terrazzo.base.nests import leaves
 from terrazzo.base.shapes import likely_shapes
 from terrazzo.calls.compiled import Compiled
+from terrazzo.calls.kernels import kernels_of
 from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import as_dtype, float64
 from terrazzo.errors import ArgumentError, NotDifferentiable, TerrazzoError, VerifyError
@@ -38,8 +39,9 @@ from terrazzo.ops.complex import view_as_complex, whole
 from terrazzo.runtime.artifact import Over
 from terrazzo.tools.samples import KINDS, Sample, samples
 from terrazzo.tools.verify.gradient import NoGradient, as_float64, check_gradient
-from terrazzo.tools.verify.levels import LEVELS, Subject, Wrong
+from terrazzo.tools.verify.levels import KERNEL, LEVELS, Subject, Wrong
 from terrazzo.tools.verify.report import Report, Row
+from terrazzo.tools.verify.written import check_written
 from terrazzo.torch.eager import to_numpy
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -61,9 +63,11 @@ def verify(function: Any, *args: Any, levels: Sequence[str] | None = None,
     `out=`, machine code is also run over the inputs that are given there.
     """
     target = _Target(function, attrs)
-    must = LEVELS[:-1] if levels is None else levels  # a kink has no slope that could be checked
-    levels = LEVELS if levels is None else levels
-    _known("level", levels, LEVELS)
+    own = (KERNEL,) if target.kernels else ()  # written by hand
+    # A kink has no slope that could be checked.
+    must = (*LEVELS[:-1], *own) if levels is None else levels
+    levels = (*LEVELS, *own) if levels is None else levels
+    _known("level", levels, (*LEVELS, KERNEL))
     _known("kind of input", kinds, (*KINDS, "given"))
     started = time.perf_counter()
     report = Report(target.name)
@@ -158,6 +162,7 @@ class _Target:
         self.attrs = attrs
         self.over: Over = ()  # the inputs that results are to be written over
         self.complex: list[bool] = []  # which inputs are
+        self.kernels = list(kernels_of(function).written) if isinstance(function, Operator) else []
         if isinstance(function, Operator):
             self.compiled, self.name = function.compiled, function.name
             self.count = sum(p.default is p.empty for p in function.tensor_params)
@@ -247,6 +252,8 @@ class _Trial:
                 continue
             try:
                 self.subjects[key].check(sample.arrays, self.levels, self.row)
+                if KERNEL in self.levels:
+                    self._check_kernels(self.subjects[key], sample)
                 if "gradient" in self.levels and kind != "strided":  # the numbers are like random
                     self._check_gradient(sample, rng)
             except Wrong as wrong:
@@ -254,6 +261,13 @@ class _Trial:
             self.row.kinds.append(kind)
         if reason is not None and kind not in self.row.kinds:
             self.report.refused.append(reason)
+
+    def _check_kernels(self, subject: Subject, sample: Sample) -> None:
+        """Kernels by hand against what the operator means."""
+        for written in self.target.kernels:
+            if not check_written(written, self.target.rebuild, subject, sample.arrays, self.row):
+                self.row.skipped(KERNEL, written.name, "it is not for such types, or nothing here "
+                                 "compiles it")
 
     def _check_gradient(self, sample: Sample, rng: np.random.Generator) -> None:
         """The derivative against differences, then the derivative's own compilation."""
@@ -324,7 +338,7 @@ def _as_error(name: str, wrong: Wrong, circumstances: str, hint: str) -> VerifyE
         hint=hint)
 
 
-_TEXT = {"graph": "canonical", "code": "llvm", "gradient": "graph"}
+_TEXT = {"graph": "canonical", "code": "llvm", "gradient": "graph", KERNEL: "kernels"}
 
 
 # ---------------------------------------------------------------- progress

@@ -1,0 +1,269 @@
+"""Kernels that users write by hand, beside the generated one; the quicker of them runs.
+
+    @squared_relu.kernel("cpu", language="c++")
+    def _(x, alpha, beta):                      # types of the tensors, None for one not given
+        if x.dtype != tz.float32:
+            return None                         # not for these
+        return "void kernel(const Tensor* in, Tensor* out) { ... }"
+
+A call of the operator by itself may run it; inside a larger graph operators are fused, and what is
+generated runs. Which one is quicker is measured once for each class of sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import linecache
+import time
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from terrazzo.base.nests import pack
+from terrazzo.calls.arguments import Rebuild, type_of
+from terrazzo.chips.registry import chip_named
+from terrazzo.dtypes import DType, as_dtype, result_type
+from terrazzo.errors import ArgumentError, MissingDependency
+from terrazzo.graph.ir import Operator, TensorType
+from terrazzo.runtime.executable import Executable, empty
+from terrazzo.runtime.layout import address_of, row_major
+
+ROUNDS = 5
+MOST_SECONDS = 0.2  # what is slower than this is timed once
+ELSEWHERE = {"triton": "a chip that runs Triton", "cuda": "a chip of NVIDIA's"}
+_ENTRY = "tz_kernel"
+PRELUDE = """\
+#include <cstdint>
+struct Tensor {
+    void* data;            // row by row, without gaps; nullptr: not given
+    int64_t rank;
+    const int64_t* shape;
+    template <class T> T* as() const { return static_cast<T*>(data); }
+    int64_t size() const {
+        int64_t count = 1;
+        for (int64_t i = 0; i < rank; ++i) count *= shape[i];
+        return count;
+    }
+};
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A kernel by hand: the function that gives its source, and what that is for."""
+
+    operator: Operator
+    chip: str
+    language: str
+    function: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.language} kernel, line {self.function.__code__.co_firstlineno}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was measured for a class of sizes, in seconds."""
+
+    types: str
+    seconds: dict[str, float]
+
+    @property
+    def chosen(self) -> str:
+        return min(self.seconds, key=self.seconds.__getitem__)
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {s * 1e6:.1f} us" for name, s in self.seconds.items())
+        return f"{self.types}: {self.chosen} ({times})"
+
+
+@dataclass
+class Kernels:
+    """The kernels by hand of one operator, and what was chosen so far."""
+
+    written: list[Written] = field(default_factory=list)
+    choices: dict[Hashable, Choice] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)  # warnings, each given once
+
+
+def kernels_of(operator: Operator) -> Kernels:
+    """Those of an operator, which may have none."""
+    found: Kernels = vars(operator).setdefault("_kernels", Kernels())
+    return found
+
+
+def declare(operator: Operator, chip: str, language: str) -> Callable[..., Any]:
+    """What `operator.kernel(chip, language=...)` decorates with."""
+    where = chip_named(chip)
+    if language in ELSEWHERE and language not in where.languages:
+        raise ArgumentError(f"kernels in {language} come with {ELSEWHERE[language]}, and "
+                            f"{chip!r} takes {' and '.join(where.languages) or 'none'}",
+                            hint='write it with language="c++"')
+    if language not in where.languages:
+        raise ArgumentError(f"the chip {chip!r} takes no kernels in {language!r}",
+                            hint=f"it takes {', '.join(where.languages) or 'none'}")
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        kernels = kernels_of(operator)
+        kernels.written.append(Written(operator, chip, language, function))
+        kernels.choices.clear()
+        operator.compiled.forget()
+        return function
+
+    return decorate
+
+
+# ---------------------------------------------------------------- one kernel for some types
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A kernel for tensors of certain types, compiled."""
+
+    written: Written
+    native: Callable[..., None]
+    inputs: tuple[Any, ...]  # of each tensor: the number of the leaf, an array, or None
+    shapes: Any  # all sizes one after the other, where the kernel reads them
+    results: tuple[tuple[DType, tuple[int, ...]], ...]
+
+    def into(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Run on leaves of a call, into memory that is there."""
+        held = [None if i is None else i if isinstance(i, np.ndarray) else
+                row_major(leaves[i]) for i in self.inputs]
+        addresses = [0 if a is None else address_of(a) for a in (*held, *outputs)]
+        self.native(ctypes.addressof(self.shapes), *addresses)
+
+    def entry(self, structure: Any) -> Callable[[Sequence[Any]], Any]:
+        """What calls run."""
+        def run(leaves: Sequence[Any]) -> Any:
+            like = next((a for a in leaves if hasattr(a, "data_ptr")), None)
+            outputs = [empty(shape, dtype, like) for dtype, shape in self.results]
+            self.into(leaves, outputs)
+            return pack(structure, outputs)
+
+        return run
+
+
+def ready(written: Written, rebuild: Rebuild, leaves: Sequence[Any],
+          results: Sequence[tuple[DType, tuple[int, ...]]]) -> Ready | None:
+    """The kernel for arguments like these; None where it is not for them, or cannot be built."""
+    operator = written.operator
+    numbered = [_Leaf(i, type_of(a)) for i, a in enumerate(leaves)]
+    tensors, attrs = Rebuild(lambda *a, **k: operator.bind(a, k), rebuild.structure).call(numbered)
+    joint = [leaf.type.dtype for leaf in tensors if isinstance(leaf, _Leaf)]
+    held = [t if t is None or isinstance(t, _Leaf) else _number(t, joint) for t in tensors]
+    types = [None if t is None else t.type if isinstance(t, _Leaf) else type_of(t) for t in held]
+    text = written.function(*types, **attrs)
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise ArgumentError(f"the kernel of {operator.name} answered with a "
+                            f"{type(text).__name__}", hint="answer with source text, or None")
+    shapes = [*(() if t is None else t.shape for t in types), *(shape for _, shape in results)]
+    source = _source(written, text, [len(s) for s in shapes], len(types))
+    try:
+        native = chip_named(written.chip).build(written.language, source, _ENTRY)
+    except MissingDependency as error:
+        told = kernels_of(operator).told
+        if error.message not in told:
+            told.add(error.message)
+            warnings.warn(f"{error.message}: the generated kernel of {operator.name} is used",
+                          stacklevel=2)
+        return None
+    native.argtypes = [ctypes.c_void_p] * (1 + len(shapes))  # type: ignore[attr-defined]
+    sizes: list[Any] = [n for shape in shapes for n in shape]
+    return Ready(written, native, tuple(t.index if isinstance(t, _Leaf) else t for t in held),
+                 (ctypes.c_int64 * max(len(sizes), 1))(*sizes), tuple(results))
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """Stands for an argument while a call is sorted into tensors and attributes."""
+
+    index: int
+    type: TensorType
+
+
+def _number(number: Any, joint: Sequence[DType]) -> np.ndarray:
+    """A default as the body of the operator sees it."""
+    kind = result_type(number, *joint)
+    return np.asarray(number, (kind.compute if kind.is_float else kind).np)
+
+
+def _source(written: Written, text: str, ranks: Sequence[int], inputs: int) -> str:
+    """The user's text with what it may use, and the function that is called from here."""
+    starts = [sum(ranks[:i]) for i in range(len(ranks))]
+    listed = [f"{{p{i}, {rank}, shapes + {start}}}"
+              for i, (rank, start) in enumerate(zip(ranks, starts, strict=True))]
+    parameters = "".join(f", void* p{i}" for i in range(len(ranks)))
+    line, file = _place(written.function, text)
+    return (f"{PRELUDE}#line {line} \"{file}\"\n{text}\n#line 1 \"terrazzo\"\n"
+            f'extern "C" void {_ENTRY}(const int64_t* shapes{parameters}) {{\n'
+            f"    const Tensor in[] = {{{', '.join(listed[:inputs] or ['{}'])}}};\n"
+            f"    Tensor out[] = {{{', '.join(listed[inputs:])}}};\n"
+            "    kernel(in, out);\n}\n")
+
+
+def _place(function: Callable[..., Any], text: str) -> tuple[int, str]:
+    """The line and file that a source text begins at, if it is written there as it is."""
+    code = inspect.unwrap(function).__code__
+    lines = "".join(linecache.getlines(code.co_filename))
+    at = lines.find(text)
+    name = code.co_filename.replace("\\", "/")
+    if at < 0:  # put together while running: lines count from its beginning
+        return 1, f"kernel at {name}:{code.co_firstlineno}"
+    return lines.count("\n", 0, at) + 1, name
+
+
+# ---------------------------------------------------------------- the choice
+def chosen(operator: Operator, rebuild: Rebuild, executable: Any, structure: Any,
+           leaves: Sequence[Any], generated: Callable[[Sequence[Any]], Any]
+           ) -> Callable[[Sequence[Any]], Any]:
+    """The quickest entry for arguments like these, by the clock."""
+    kernels = kernels_of(operator)
+    if not kernels.written or not isinstance(executable, Executable):  # the host takes part
+        return generated
+    chip = executable.chip.name
+    results = executable.output_shapes(executable.bind(leaves))
+    entries = {"generated": generated}
+    for written in kernels.written:
+        found = ready(written, rebuild, leaves, results) if written.chip == chip else None
+        if found is not None:
+            entries[written.name] = found.entry(structure)
+    if len(entries) == 1:
+        return generated
+    key = (rebuild.key(), tuple((as_dtype(a.dtype), tuple(int(n).bit_length() for n in a.shape))
+                                for a in leaves), frozenset(entries))
+    if key not in kernels.choices:
+        types = ", ".join(str(type_of(a)) for a in leaves)
+        kernels.choices[key] = Choice(types, _timed(entries, leaves))
+    return entries[kernels.choices[key].chosen]
+
+
+def _timed(entries: dict[str, Callable[[Sequence[Any]], Any]], leaves: Sequence[Any]
+           ) -> dict[str, float]:
+    """The least seconds of each of several ways, in turns."""
+    best: dict[str, float] = {}
+    for round in range(ROUNDS + 1):
+        for name, entry in entries.items():
+            if best.get(name, 0.0) > MOST_SECONDS and round > 1:
+                continue
+            start = time.perf_counter()
+            entry(leaves)
+            seconds = time.perf_counter() - start
+            if round:  # the first run brings code and data into the caches
+                best[name] = min(best.get(name, seconds), seconds)
+    return best
+
+
+def shown(operator: Operator) -> str:
+    """The level "kernels": what there is, and what was chosen for which sizes."""
+    kernels = kernels_of(operator)
+    lines = [f"{operator.name}: generated" + "".join(f"; {w.name}" for w in kernels.written)]
+    return "\n".join([*lines, *(f"  {choice}" for choice in kernels.choices.values())])
+
+
+__all__ = ["Choice", "Written", "chosen", "declare", "kernels_of", "ready", "shown"]
