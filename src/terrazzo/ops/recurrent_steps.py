@@ -238,17 +238,13 @@ class _Steps:
 
     def __init__(self, layer: _Layer, named: Mapping[str, Buffer], outputs: Sequence[Buffer],
                  rows: int):
-        self.layer, self.named, self.rows = layer, named, rows
+        self.layer, self.named, self.rows, self.size = layer, named, rows, layer.hidden
         self.y, *self.last = outputs
         total, dtype = layer.directions * self.states, layer.dtype
         self.hidden = Buffer("hidden", dtype, 2 * total)  # before and after a step, in turns
         self.memory = Buffer("memory", dtype, total)  # an lstm's
         self.update = Buffer("update", dtype, total)  # a gru's update gate
         self.reset = Buffer("reset", dtype, total)  # a gru's state times its reset gate
-
-    @property
-    def size(self) -> int:
-        return self.layer.hidden
 
     @property
     def tiles(self) -> Index:
