@@ -70,6 +70,19 @@ class Questions:
         return Guard(relation, left, right).holds(self.sizes) and bool(
             self.answer(relation, left, right))
 
+    def equalities(self) -> dict[Var, Index]:
+        """Variables that the answers leave no choice, and what each is equal to."""
+        found: dict[Var, Index] = {}
+        for guard in self.guards:
+            if guard.relation == "==":
+                left, right = substitute(guard.left, found), substitute(guard.right, found)
+                for var, other in ((left, right), (right, left)):
+                    if isinstance(var, Var) and isinstance(other, (int, Var)) and var != other:
+                        found = {v: substitute(e, {var: other}) for v, e in found.items()}
+                        found[var] = other
+                        break
+        return found
+
 
 class CallQuestions(Questions):
     """Answers while a function is traced for symbolic sizes: those of the call are all at hand."""
@@ -88,19 +101,6 @@ class CallQuestions(Questions):
         for var in sorted(free_vars(size), key=lambda v: v.name):
             self.answer("==", var, self.value(var))
         return self.value(size)
-
-    def equalities(self) -> dict[Var, Index]:
-        """Variables that the answers leave no choice, and what each is equal to."""
-        found: dict[Var, Index] = {}
-        for guard in self.guards:
-            if guard.relation == "==":
-                left, right = substitute(guard.left, found), substitute(guard.right, found)
-                for var, other in ((left, right), (right, left)):
-                    if isinstance(var, Var) and isinstance(other, (int, Var)) and var != other:
-                        found = {v: substitute(e, {var: other}) for v, e in found.items()}
-                        found[var] = other
-                        break
-        return found
 
 
 def opposite(guard: Guard) -> Guard:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from terrazzo.errors import TerrazzoError
+from terrazzo.frontends.onnx.session.ports import Port
 from terrazzo.frontends.onnx.types import STRING, dtype_of, type_text
 
 
@@ -15,6 +17,14 @@ class NodeArg:
         self.name: str = info.name
         self.type = written_type(info.type)
         self.shape = _shape(info.type)
+
+    @classmethod
+    def of_port(cls, port: Port) -> NodeArg:
+        """The same for what a compiled file says."""
+        made = cls.__new__(cls)
+        made.name, made.shape = port.name, list(port.shape or ())
+        made.type = "tensor(undefined)" if port.dtype is None else type_text(port.dtype)
+        return made
 
     def __repr__(self) -> str:
         return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape})"
@@ -74,3 +84,12 @@ class ModelMetadata:
         self.graph_description = proto.graph.doc_string
         self.version = proto.model_version
         self.custom_metadata_map = {e.key: e.value for e in proto.metadata_props}
+
+    @classmethod
+    def of_notes(cls, name: str, made_with: Mapping[str, Any]) -> ModelMetadata:
+        """The same for a compiled file: what it is called, and what it was made with."""
+        made = cls.__new__(cls)
+        made.producer_name, made.graph_name, made.version = "terrazzo", name, 0
+        made.domain = made.description = made.graph_description = ""
+        made.custom_metadata_map = {k: str(v) for k, v in made_with.items()}
+        return made

@@ -16,7 +16,7 @@ import numpy as np
 
 from terrazzo.errors import ArgumentError, ModelError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx.registry import find
-from terrazzo.frontends.onnx.session import Session
+from terrazzo.frontends.onnx.session import CompiledModel, Session
 from terrazzo.frontends.onnx.session.report import REFERENCE as BY_REFERENCE
 from terrazzo.frontends.onnx.session.report import placement
 from terrazzo.ort.metadata import ModelMetadata, NodeArg, with_inferred
@@ -26,6 +26,7 @@ from terrazzo.runtime.profile import Recording
 
 CPU, REFERENCE = "CPUExecutionProvider", "ReferenceExecutionProvider"
 PROVIDERS = (CPU, REFERENCE)
+COMPILED = ".tzx"  # files of models that are compiled already
 
 
 class InferenceSession:
@@ -42,6 +43,12 @@ class InferenceSession:
         is_path = isinstance(path_or_bytes, (str, os.PathLike))
         self._model_path = os.fspath(path_or_bytes) if is_path else None
         self._model_bytes = None if is_path else path_or_bytes
+        self._session: Session | CompiledModel
+        self._started = time.time_ns()
+        if is_path and str(self._model_path).endswith(COMPILED):
+            self._session = CompiledModel.load(path_or_bytes, threads=options.intra_op_num_threads,
+                                               profile=options.enable_profiling)
+            return
         self._session = Session(
             with_initializers(path_or_bytes, options._given) if options._given else path_or_bytes,
             reference=REFERENCE in self._providers,
@@ -49,33 +56,43 @@ class InferenceSession:
             level=LEVELS[int(options.graph_optimization_level)], sizes=options._sizes,
             profile=options.enable_profiling)
         refuse_what_cannot_run(self._session)
-        self._started = time.time_ns()
         if options.optimized_model_filepath:
             self._session.export(options.optimized_model_filepath)
 
     # ------------------------------------------------------------ what the model is
     def get_inputs(self) -> list[NodeArg]:
-        return [NodeArg(i) for i in self._session.model.input_infos]
+        session = self._session
+        if isinstance(session, CompiledModel):
+            return list(map(NodeArg.of_port, session.inputs))
+        return [NodeArg(i) for i in session.model.input_infos]
 
     def get_outputs(self) -> list[NodeArg]:
-        return [NodeArg(i) for i in self._output_infos]
+        return list(self._outputs)
 
     @cached_property
-    def _output_infos(self) -> list[Any]:
+    def _outputs(self) -> list[NodeArg]:
+        session = self._session
+        if isinstance(session, CompiledModel):
+            return list(map(NodeArg.of_port, session.outputs))
         import onnx
 
-        declared = list(self._session.model.graph.output)
+        declared = list(session.model.graph.output)
         try:
-            inferred = onnx.shape_inference.infer_shapes(self._session.model.proto)
+            inferred = onnx.shape_inference.infer_shapes(session.model.proto)
         except Exception:  # what it cannot follow stays as declared
-            return declared
-        return with_inferred(declared, inferred.graph)
+            return list(map(NodeArg, declared))
+        return list(map(NodeArg, with_inferred(declared, inferred.graph)))
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        return [NodeArg(i) for i in self._session.model.overridable_infos]
+        session = self._session
+        return [] if isinstance(session, CompiledModel) else [
+            NodeArg(i) for i in session.model.overridable_infos]
 
     def get_modelmeta(self) -> ModelMetadata:
-        return ModelMetadata(self._session.model.proto)
+        session = self._session
+        if isinstance(session, CompiledModel):
+            return ModelMetadata.of_notes(session.executable.name, session.made_with)
+        return ModelMetadata(session.model.proto)
 
     def get_providers(self) -> list[str]:
         return list(self._providers)

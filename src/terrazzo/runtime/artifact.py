@@ -29,6 +29,7 @@ from terrazzo.chips.memory import ALIGN, aligned_bytes
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArtifactError
 from terrazzo.index import Algebra, Index, Var, interpret, maximum, minimum
+from terrazzo.index.guards import Guard
 from terrazzo.loop.packing import Packing
 from terrazzo.runtime import checksum
 from terrazzo.version import __version__
@@ -115,6 +116,13 @@ def index_from(data: Any) -> Index:
     if isinstance(data, list) and len(data) == 3 and data[0] in _OPERATIONS:
         return _OPERATIONS[data[0]](index_from(data[1]), index_from(data[2]))
     raise ArtifactError(f"not a size: {data!r}")
+
+
+def model_notes(outputs: Sequence[str], shapes: Sequence[Sequence[Index]],
+                guards: Sequence[Guard]) -> dict[str, Any]:
+    """What a file knows of a model: names of outputs, shapes of inputs, what holds of sizes."""
+    return {"outputs": list(outputs), "shapes": [[index_data(n) for n in s] for s in shapes],
+            "guards": [[g.relation, index_data(g.left), index_data(g.right)] for g in guards]}
 
 
 def write(artifact: Artifact, file: BinaryIO) -> None:

@@ -15,10 +15,11 @@ from terrazzo.chips.registry import chip_named
 from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ArgumentError, ArtifactError, DTypeError, OutOfMemory, ShapeError
 from terrazzo.index import Index, IndexExpr, Var, compile_python, free_vars
+from terrazzo.index.guards import Guard
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime import pages
-from terrazzo.runtime.artifact import Artifact, Constant
+from terrazzo.runtime.artifact import Artifact, Constant, index_from
 from terrazzo.runtime.layout import address_of, row_major, strides_of
 from terrazzo.runtime.profile import KernelTime, Profile, record
 
@@ -41,6 +42,7 @@ class Executable:
         self.strides = artifact.strides or (None,) * len(artifact.inputs)
         self.input_types = [(n, as_dtype(t), s) for n, t, s in artifact.inputs]
         self.output_types = [(as_dtype(t), s) for t, s in artifact.outputs]
+        self.guards = _guards_of(artifact, self.dims)  # what sizes must keep to
         self._sources = [_axis_of(d, artifact) for d in self.dims]
         self._arena_size = _size_function(artifact.arena, self.dims)
         self._output_shapes = [tuple(_size_function(n, self.dims) for n in s)
@@ -128,6 +130,10 @@ class Executable:
                         f"input {name!r} of {self.name} has shape {tuple(array.shape)}, expected "
                         f"({', '.join(map(str, shape))}) with "
                         f"{', '.join(f'{d} = {v}' for d, v in table.items()) or 'fixed sizes'}")
+        for guard in self.guards:
+            if not guard.holds({d.name: n for d, n in table.items()}):
+                raise ShapeError(f"{self.name} is for sizes with {guard}, not for "
+                                 f"{', '.join(f'{d} = {v}' for d, v in table.items())}")
         return sizes
 
     def _checked(self, array: Any, i: int) -> Any:
@@ -269,6 +275,15 @@ def _dims_of(artifact: Artifact) -> list[Var]:
     found = {v for sizes in (*shapes, *artifact.strides) for n in sizes or ()
              for v in free_vars(n)}
     return sorted(found, key=lambda v: v.name)
+
+
+def _guards_of(artifact: Artifact, dims: Sequence[Var]) -> list[Guard]:
+    """What a model's notes say of sizes that its code has."""
+    known = {d.name for d in dims}
+    found = [Guard(relation, index_from(a), index_from(b))
+             for relation, a, b in artifact.notes.get("guards", ())]
+    return [g for g in found
+            if {v.name for n in (g.left, g.right) for v in free_vars(n)} <= known]
 
 
 def _axis_of(dim: Var, artifact: Artifact) -> tuple[str, int, int]:

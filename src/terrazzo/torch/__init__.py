@@ -9,6 +9,7 @@ from typing import Any
 # Public names, and the module that has each.
 _PUBLIC = {
     "explain": "terrazzo.torch.report",
+    "export": "terrazzo.torch.deploy",
     "onnx_translations": "terrazzo.torch.onnx_nodes",
     "register": "terrazzo.torch.registration",
 }

@@ -19,16 +19,16 @@ from torch.fx import GraphModule, Node
 from terrazzo.compiler.driver import compile_graph
 from terrazzo.compiler.options import Options
 from terrazzo.dtypes import as_dtype
-from terrazzo.errors import TerrazzoError
 from terrazzo.graph.ir import Graph, TensorType, Value
 from terrazzo.graph.scopes import trace_scope
-from terrazzo.index import Index, Var, free_vars, substitute
-from terrazzo.index.guards import CallQuestions, Guard, asking
+from terrazzo.index import Index, Var, free_vars
+from terrazzo.index.guards import Guard
 from terrazzo.knobs import knobs
 from terrazzo.ops.shape import permute_dims
 from terrazzo.torch.convert import Conversion, constant_value, converted, fresh
 from terrazzo.torch.entry import Result, Source, entry
 from terrazzo.torch.symbols import Names, index_of, symbols_in, variable
+from terrazzo.torch.unify import for_all_sizes
 
 INT8 = as_dtype("int8")
 MOST_VARIANTS = 8  # of guards; further sizes are fixed
@@ -215,27 +215,14 @@ class Segment:
 
     def symbolic(self, numbers: Mapping[str, int]) -> Variant | None:
         """Compiled for all sizes that answer like these; None where that cannot be."""
-        names: dict[str, Index] = {s: variable(s) for s in numbers}
-        values = {variable(s): n for s, n in numbers.items()}
-        fixed: dict[Guard, None] = {}
-        while True:
-            asked = CallQuestions(values)
-            with asking(asked):
-                try:
-                    graph, given = traced(self.piece, names, self.frozen)
-                    equal = asked.equalities()
-                    if not equal:
-                        made = self.compiled(graph, given, names)
-                        equal = asked.equalities()
-                except TerrazzoError:
-                    return None
-            if not equal:
-                extra = tuple(v.name.removeprefix("size_") for v in graph.inputs[len(given):])
-                return Variant((*fixed, *asked.guards), made, tuple(given), extra)
-            fixed.update((g, None) for g in asked.guards if g.relation == "==")
-            names = {s: substitute(n, equal) for s, n in names.items()}
-            if not any(isinstance(n, Var) for n in names.values()):
-                return None
+        found = for_all_sizes(
+            numbers, lambda names: traced(self.piece, names, self.frozen),
+            lambda made, names: self.compiled(made[0], made[1], names))
+        if found is None:
+            return None
+        (graph, given), code, guards = found
+        extra = tuple(v.name.removeprefix("size_") for v in graph.inputs[len(given):])
+        return Variant(guards, code, tuple(given), extra)
 
     def compiled(self, graph: Graph, given: Sequence[Node], names: Names) -> Any:
         strides = [_strides(n.meta["val"], names) for n in given]

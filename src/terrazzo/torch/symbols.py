@@ -15,6 +15,7 @@ from typing import Any
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.index import Index, Var, maximum, minimum
 
+SMALLEST = 2  # that a size with a name may be
 Names = Mapping[str, Index]  # what each symbol stands for, by its name
 
 
@@ -77,4 +78,4 @@ def hints_in(size: Any) -> dict[str, int]:
 
 def variable(name: str) -> Var:
     """The variable that stands for a symbol of torch's."""
-    return Var(name, 2)
+    return Var(name, SMALLEST)

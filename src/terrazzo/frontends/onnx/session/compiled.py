@@ -16,7 +16,7 @@ from terrazzo.graph.ir import TensorType
 from terrazzo.index import Index, IndexExpr
 from terrazzo.index.guards import Guard
 from terrazzo.runtime import fastcall
-from terrazzo.runtime.artifact import index_data, index_from
+from terrazzo.runtime.artifact import index_from, model_notes
 from terrazzo.runtime.executable import Executable
 from terrazzo.runtime.hosted import copied
 from terrazzo.runtime.profile import Profile
@@ -24,9 +24,8 @@ from terrazzo.runtime.profile import Profile
 
 def notes_of(imported: Imported, types: Mapping[str, TensorType]) -> dict[str, Any]:
     """What has to be known of a model beside its code; `types` are those it was imported with."""
-    shapes = [[index_data(n) for n in types[name].shape] for name in imported.inputs]
-    return {"outputs": list(imported.outputs), "shapes": shapes, "guards": [
-        [g.relation, index_data(g.left), index_data(g.right)] for g in imported.guards]}
+    return model_notes(imported.outputs, [types[name].shape for name in imported.inputs],
+                       imported.guards)
 
 
 class CompiledModel:
@@ -44,6 +43,7 @@ class CompiledModel:
         self.outputs = tuple(Port(n, t, tuple(map(_size, s))) for n, (t, s) in zip(
             notes["outputs"], executable.output_types, strict=True))
         self.overridable: tuple[Port, ...] = ()
+        self.made_with: Mapping[str, Any] = notes.get("made with", {})
         self._fit = Fit(
             {p.name: tuple(map(index_from, s)) for p, s in zip(
                 self.inputs, notes["shapes"], strict=True)},
