@@ -22,5 +22,6 @@ def test_one_definition_serves_all_of_torch() -> None:
                          timeout=600)
     assert ran.returncode == 0, ran.stderr
     said = [line.split()[0] for line in ran.stdout.splitlines()]
-    for what in ("torch eager  ", "torch.compile   inductor", "torch.export  ", "ONNX   "):
+    for what in ("torch eager  ", "torch.compile   inductor", "torch.compile   terrazzo",
+                 "torch.export  ", "ONNX   "):
         assert what in ran.stdout, said
