@@ -17,9 +17,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from terrazzo.torch.decompositions import decompositions
+from terrazzo.torch.freezing import Frozen
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.program import Program, compiled
 
+INFERENCE = "graph"  # the name of graphs that no gradient is asked of
 WATCHERS: list[Callable[[Program], None]] = []  # told of every program that is made (`explain.py`)
 
 
@@ -29,7 +31,7 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
     backend = aot_autograd(
         fw_compiler=partial(_compile, name="forward", options=given),
         bw_compiler=partial(_compile, name="backward", options=given),
-        inference_compiler=partial(_compile, name="graph", options=given),
+        inference_compiler=partial(_compile, name=INFERENCE, options=given),
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
     )
@@ -39,10 +41,16 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
              options: BackendOptions) -> Any:
     with torch.utils._python_dispatch._disable_current_modes():
+        if options.freeze and name == INFERENCE:
+            return Frozen(gm, name, options, _told)
         program = compiled(gm, name, options)
+    _told(program)
+    return _boxed(program.run)
+
+
+def _told(program: Program) -> None:
     for watcher in WATCHERS:
         watcher(program)
-    return _boxed(program.run)
 
 
 def _boxed(run: Callable[..., Any]) -> Callable[..., Any]:

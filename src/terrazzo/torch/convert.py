@@ -124,12 +124,12 @@ def constant_value(tensor: Any) -> Value:
 
 
 def array_of(tensor: Any, dtype: DType) -> np.ndarray:
-    """The bits of a tensor as an array, of types that numpy does not know as well."""
+    """The memory of a tensor as an array, of types that numpy does not know as well."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if dtype.is_bool or dtype.is_complex or dtype.np.kind in "iuf":
-        return plain.numpy().copy()
+        return plain.numpy()
     raw = plain.view(torch.uint8 if dtype.itemsize == 1 else torch.int16)
-    return raw.numpy().copy().view(dtype.np)
+    return raw.numpy().view(dtype.np)
 
 
 def _promoted(node: Node, args: list[Any], kwargs: dict[str, Any], converter: Converter
