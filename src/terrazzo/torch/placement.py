@@ -183,6 +183,7 @@ def root_of(node: Node, reasons: Mapping[Node, Any]) -> Node:
 
 def _levels(gm: GraphModule, reasons: Mapping[Node, Reason]) -> dict[Node, int]:
     level: dict[Node, int] = {}
+    numbers: dict[Node, int] = {}  # levels at which numbers are known that are computed anywhere
     ordered = -1  # of the last call whose order counts: random numbers, effects
 
     def ready(node: Node) -> int:
@@ -190,7 +191,7 @@ def _levels(gm: GraphModule, reasons: Mapping[Node, Reason]) -> dict[Node, int]:
         root = root_of(node, reasons)
         if root.op == "call_function" and root.target is operator.getitem:
             return ready(root.args[0])
-        return level.get(root, -1)
+        return level.get(root, numbers.get(root, -1))
 
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
@@ -206,7 +207,8 @@ def _levels(gm: GraphModule, reasons: Mapping[Node, Reason]) -> dict[Node, int]:
             continue
         if is_scalar(node) and all(is_scalar(n) or n.op == "placeholder"
                                    for n in node.all_input_nodes):
-            continue  # made of what the caller gave: computed wherever it is wanted
+            numbers[node] = least
+            continue  # computed wherever it is wanted
         if _is_ordered(node):
             least = max(least, ordered)
         level[node] = least if least % 2 else least + 1

@@ -20,7 +20,7 @@ DEFAULT, TO_FLOAT, COMPARES = "DEFAULT", "INT_TO_FLOAT", "ALWAYS_BOOL"
 # ATen's name (all overloads that take a tensor or number in each place) -> ours, beside the names
 # that the table of scalar operations has. Of the first few torch leaves integers what they are.
 _PLAIN = {
-    "floor": "floor", "ceil": "ceil", "trunc": "trunc", "hypot": "hypot", "sgn": "sign",
+    "floor": "floor", "ceil": "ceil", "trunc": "trunc", "hypot": "hypot",
     "relu": "relu", "silu": "silu", "mish": "mish", "relu6": "relu6", "hardswish": "hardswish",
 }
 
@@ -90,6 +90,12 @@ def pow(x: Any, y: Any) -> Any:
         if isinstance(x, Value) and x.dtype.is_integer and y < 0:
             unsupported("a negative power of integers")
     return e.power(x, y)
+
+
+@aten("sign", "sgn", promotes=DEFAULT)
+def sign(x: Any) -> Any:
+    # Of nan it is 0, as neither comparison holds.
+    return e.where(e.isnan(x), 0, e.sign(x)) if x.dtype.is_float else e.sign(x)
 
 
 @aten("round.default", promotes=DEFAULT)
