@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
@@ -42,7 +43,6 @@ class Executable:
         self.strides = artifact.strides or (None,) * len(artifact.inputs)
         self.input_types = [(n, as_dtype(t), s) for n, t, s in artifact.inputs]
         self.output_types = [(as_dtype(t), s) for t, s in artifact.outputs]
-        self.guards = _guards_of(artifact, self.dims)  # what sizes must keep to
         self._sources = [_axis_of(d, artifact) for d in self.dims]
         self._arena_size = _size_function(artifact.arena, self.dims)
         self._output_shapes = [tuple(_size_function(n, self.dims) for n in s)
@@ -116,6 +116,11 @@ class Executable:
             raise ArgumentError(f"{self.name} has {len(self.output_types)} results, and out= "
                                 f"{len(targets)}", hint="pass None where one is to be made")
         return targets
+
+    @cached_property
+    def guards(self) -> list[Guard]:
+        """What sizes must keep to, beside the shapes of inputs."""
+        return _guards_of(self.artifact, self.dims)
 
     def bind(self, inputs: Sequence[Any]) -> list[int]:
         """The values of the symbolic sizes; every input must agree with them."""
