@@ -160,7 +160,8 @@ class Subject:
         for node, _, results, _ in _walk(graph, arrays):
             memory.update(zip(node.outputs, results, strict=True))
         for level in ("expr", "loop") if not groups else ():
-            notes.skipped(level, graph.name, "no kernel computes it: it is memory seen otherwise")
+            notes.skipped(level, graph.name,
+                          "no kernel computes it: a constant, or memory seen otherwise")
         for i, group in enumerate(groups):
             inputs = _held(group.inputs, memory)
             expected = _group_bounds(group, graph, memory, dims)
