@@ -1,0 +1,277 @@
+"""PyTorch's own operator samples through `torch.compile(backend="terrazzo")`, beside eager.
+
+    python benchmarks/torch_operators.py [--only REGEX] [--dtype bfloat16] [--samples 6] [--write]
+
+Every operator of torch.testing's op_db is compiled with fullgraph=True for its own samples, forward
+and (float types) backward. A sample is right if it is within torch's own tolerance of eager, or no
+further than twice eager's error from what float64 says. An operator counts as ours if no sample ran
+a call of torch's in between, as told by the backend. `--samples 0` takes all of them; else that
+many, spread evenly. `--write` writes docs/torch-operators.md.
+
+Left out: sparse and quantised operators, factorisations of linear algebra, operators without
+samples of the type, and those whose results are memory that nobody has written (`empty`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from in_pieces import Outcome, limited, outcomes, said
+
+PAGE = Path(__file__).parent.parent / "docs" / "torch-operators.md"
+TOGETHER = 12  # operators in one process
+LIMIT = 240  # seconds for one operator
+FACTORISATIONS = re.compile(
+    r"cholesky|\bqr\b|linalg\.(eig|svd|lu|ldl|inv|solve|lstsq|det|slogdet|householder|matrix_rank"
+    r"|pinv|cond|tensorinv|tensorsolve)|^(svd|lu|eig|geqrf|ormqr|pinverse|logdet|pca_lowrank"
+    r"|svd_lowrank|symeig|triangular_solve|lobpcg)|ldl_|lu_|matrix_exp|orgqr|householder")
+UNWRITTEN = re.compile(r"empty|^new_empty|resize_")
+SPARSE = re.compile(r"sparse|to_sparse|_jagged|nested|quantiz")
+
+
+# ---------------------------------------------------------------- one operator
+def operators(dtype: Any) -> dict[str, Any]:
+    """Those that are counted, by name."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found = {}
+    for op in op_db:
+        name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+        if dtype in op.supported_dtypes("cpu") and not (
+                FACTORISATIONS.search(op.name) or UNWRITTEN.search(op.name)
+                or SPARSE.search(op.name)):
+            found[name] = op
+    return found
+
+
+def chosen(samples: list[Any], count: int) -> list[Any]:
+    """So many of them, spread evenly; all where count is zero."""
+    if not count or len(samples) <= count:
+        return samples
+    return [samples[i * len(samples) // count] for i in range(count)]
+
+
+def leaves(tree: Any) -> list[Any]:
+    import torch
+
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def gradients(results: list[Any], given: list[Any]) -> list[Any]:
+    """Of a weighted sum of the results, by what was given."""
+    import torch
+
+    smooth = [r for r in results if r.requires_grad]
+    if not smooth or not given:
+        return []
+    weights = [torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype)
+               for r in smooth]
+    return [g for g in torch.autograd.grad(smooth, given, weights, allow_unused=True)
+            if g is not None]
+
+
+def run(function: Any, sample: Any, backward: bool, dtype: Any) -> tuple[list[Any], list[Any]]:
+    """Results and gradients for a fresh copy of a sample, in a type."""
+    import torch
+
+    def fresh(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        copy = value.detach().clone()
+        if copy.is_floating_point():
+            copy = copy.to(dtype) if value.dtype is sample.kind else copy
+            copy.requires_grad_(backward and value.requires_grad)
+        return copy
+
+    args, kwargs = torch.utils._pytree.tree_map(fresh, (sample.args, sample.kwargs))
+    torch.manual_seed(0)
+    results = leaves(function(*args, **kwargs))
+    given = [t for t in leaves((args, kwargs)) if t.requires_grad]
+    return results, gradients(results, given) if backward else []
+
+
+class Sample:
+    """Arguments of a call, and the type that they are in."""
+
+    def __init__(self, sample: Any, kind: Any):
+        self.args, self.kwargs, self.kind = (sample.input, *sample.args), sample.kwargs, kind
+
+
+def is_right(found: list[Any], eager: list[Any], exact: list[Any] | None) -> str:
+    """Why results are wrong; nothing if they are right."""
+    import torch
+
+    if len(found) != len(eager):
+        return f"{len(found)} tensors where eager has {len(eager)}"
+    for i, (ours, theirs) in enumerate(zip(found, eager)):
+        try:
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+        except AssertionError as error:
+            if exact is None or ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
+                return said(error)
+            true = exact[i].double()
+            allowed = 2 * _distance(theirs, true) + 1e-12
+            if not _distance(ours, true) <= allowed:
+                return said(error)
+    return ""
+
+
+def _distance(found: Any, true: Any) -> float:
+    """The largest error where the true result is a number; infinite where nans differ."""
+    import torch
+
+    found = found.detach().double()
+    whole = torch.isfinite(true)
+    if not torch.equal(torch.isnan(found), torch.isnan(true)):
+        return float("inf")
+    return float((found - true).abs()[whole].max()) if whole.any() else 0.0
+
+
+def measure(name: str, op: Any, dtype: Any, count: int) -> Outcome:
+    """Every chosen sample of an operator, compiled and in eager."""
+    import torch
+
+    from terrazzo.torch.backend import terrazzo
+
+    made = [Sample(s, dtype) for s in chosen(list(op.sample_inputs(
+        "cpu", dtype, requires_grad=op.supports_autograd and dtype in op.supported_backward_dtypes(
+            "cpu"))), count)]
+    row: Outcome = {"name": name, "samples": 0, "backward": 0, "wrong": [], "torch": []}
+    for sample in made:
+        function = op.get_op()
+        backward = any(t.requires_grad for t in leaves((sample.args, sample.kwargs)))
+        try:
+            eager = run(function, sample, backward, dtype)
+        except Exception:
+            continue  # a sample that eager itself refuses
+        torch._dynamo.reset()
+        row["samples"] += 1
+        row["backward"] += bool(eager[1])
+        with watched(row["torch"]):
+            try:
+                compiled = torch.compile(partial(_call, function), backend=terrazzo, fullgraph=True)
+                found = run(compiled, sample, backward, dtype)
+            except Exception as error:
+                row["wrong"].append(said(error))
+                continue
+        for ours, theirs, part in zip(found, eager, (0, 1)):
+            why = is_right(ours, theirs, exactly(function, sample, backward, part))
+            if why:
+                row["wrong"].append(why)
+                break
+    return row
+
+
+def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def exactly(function: Any, sample: Any, backward: bool, part: int) -> list[Any] | None:
+    """What float64 says; nothing where an operator does not take it."""
+    import torch
+
+    try:
+        return run(function, sample, backward, torch.float64)[part]
+    except Exception:
+        return None
+
+
+@contextmanager
+def watched(into: list[str]) -> Iterator[None]:
+    """Collects torch's operators that run between pieces of ours, and why."""
+    from terrazzo.torch.backend import WATCHERS
+
+    def watch(program: Any) -> None:
+        into.extend(dict.fromkeys(f"{r.operator}: {r.why}" for r in program.reasons))
+
+    WATCHERS.append(watch)
+    try:
+        yield
+    finally:
+        WATCHERS.remove(watch)
+
+
+# ---------------------------------------------------------------- all of them
+def status(row: Outcome) -> str:
+    if row.get("outcome") == "failed" or row["wrong"]:
+        return "wrong"
+    if not row["samples"]:
+        return "no sample"
+    return "in torch" if row["torch"] else "ours"
+
+
+def table(rows: dict[str, Outcome]) -> Iterator[str]:
+    """The page's lines."""
+    count = Counter(map(status, rows.values()))
+    ran = count["ours"] + count["in torch"] + count["wrong"]
+    yield (f"{ran} operators, {sum(r.get('samples', 0) for r in rows.values())} samples: "
+           f"{count['ours']} run in our code alone ({100 * count['ours'] / max(ran, 1):.1f} %), "
+           f"{count['in torch']} with calls of torch's in between, {count['wrong']} differ from "
+           f"eager or are refused.")
+    yield ""
+    yield "| operator | samples | with gradients | runs | remarks |"
+    yield "|---|---|---|---|---|"
+    for name, row in rows.items():
+        if status(row) == "no sample":
+            continue
+        remarks = row.get("wrong") or row.get("torch") or [row.get("why", "")]
+        text = "; ".join(dict.fromkeys(remarks))[:200].replace("|", "/").replace("\n", " ")
+        yield (f"| {name} | {row.get('samples', 0)} | {row.get('backward', 0)} | {status(row)} | "
+               f"{text} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="a regular expression over names")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--samples", type=int, default=6)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--names", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    import torch
+
+    warnings.simplefilter("ignore")
+    dtype = getattr(torch, given.dtype)
+    known = operators(dtype)
+    if given.names is not None:
+        torch.set_num_threads(1)
+        with open(given.out, "w") as out:
+            for name in given.names:
+                try:
+                    with limited(LIMIT):
+                        row = measure(name, known[name], dtype, given.samples)
+                except Exception as error:
+                    row = {"name": name, "outcome": "failed", "why": said(error)}
+                print(json.dumps(row), file=out, flush=True)
+        return
+    names = [n for n in known if re.search(given.only, n)]
+    command = [sys.executable, __file__, "--dtype", given.dtype, "--samples", str(given.samples)]
+    rows = outcomes(command, names, given.jobs, TOGETHER, LIMIT * 4)
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1))
+    text = "\n".join(table(rows))
+    print(text)
+    if given.write:
+        page = PAGE.read_text()
+        mark = f"<!-- {given.dtype}: begin -->", f"<!-- {given.dtype}: end -->"
+        before, after = page.split(mark[0])[0], page.split(mark[1])[1]
+        PAGE.write_text(f"{before}{mark[0]}\n{text}\n{mark[1]}{after}")
+
+
+if __name__ == "__main__":
+    main()
