@@ -25,7 +25,8 @@ EXPORTING := $(VENV)/.installed-with-exporter
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-slow test-gpu triton-suite triton-libraries lint demo bench bench-compile bench-models bench-wild \
+.PHONY: help test test-slow test-gpu triton-suite triton-libraries torch-operators \
+	inductor-suite lint demo bench bench-compile bench-models bench-wild \
 	sklearn-zoo ulp verify fuzz fuzz-models docs clean
 
 help: ## list what can be made
@@ -95,6 +96,17 @@ triton-libraries: $(TESTABLE) ## run a Triton library's own tests on the CPU, fr
 		echo "name the tests of a library: make $@ LIBRARY=path/to/Liger-Kernel/test/transformers" >&2; \
 		exit 1; }
 	@$(BIN)/python benchmarks/triton_libraries.py "$(LIBRARY)" $(BENCH_ARGS)
+
+# For example: make torch-operators BENCH_ARGS="--samples 0 --write"
+torch-operators: $(TESTABLE) ## PyTorch's operator samples through torch.compile(backend="terrazzo")
+	@$(BIN)/python benchmarks/torch_operators.py $(BENCH_ARGS)
+
+# For example: make inductor-suite SUITE=~/pytorch/test/inductor/test_torchinductor.py
+inductor-suite: $(TESTABLE) ## run Inductor's own tests with our backend, from a checkout: SUITE=
+	@test -f "$(SUITE)" || { \
+		echo "name the tests of a checkout of PyTorch $(TORCH):" \
+			"make $@ SUITE=path/to/pytorch/test/inductor/test_torchinductor.py" >&2; exit 1; }
+	@PYTHONDONTWRITEBYTECODE=1 $(BIN)/python benchmarks/inductor_suite.py "$(SUITE)" $(BENCH_ARGS)
 
 lint: $(TESTABLE) ## check style and types
 	$(BIN)/ruff check .

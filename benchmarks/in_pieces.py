@@ -30,7 +30,8 @@ def outcomes(command: Sequence[str], names: Sequence[str], jobs: int, together: 
         return _apart(command, part, seconds)
 
     with ThreadPoolExecutor(jobs) as pool:
-        pieces = [names[i:i + together] for i in range(0, len(names), together)]
+        count = max(1, -(-len(names) // together))
+        pieces = [names[i::count] for i in range(count)]  # as long as each other
         for part in pool.map(piece, pieces):
             found |= {r["name"]: r for r in part}
         left = [[n] for n in names if n not in found]

@@ -5,7 +5,9 @@
 The tests are those of a checkout, of the release that is installed; nothing is copied or written.
 What they compile with is replaced by another backend of torch.compile (`--backend`, ours unless
 told otherwise). Tests that look into what Inductor has made (its code, its counters, its lowerings)
-say nothing about another compiler: they are found by the names that they use, and counted apart.
+say nothing about another compiler. They are found by the names that they use; and what fails is run
+again with `aot_eager`, where torch's own operators run: what fails there too asks for Inductor in a
+way that no name tells. Both are counted apart.
 
 The tests run in processes of some dozens each (in_pieces.py); a line says of each that failed why.
 """
@@ -33,6 +35,7 @@ from in_pieces import limited, outcomes, said
 
 TOGETHER = 40  # tests in one process
 LIMIT = 120  # seconds for one test
+REFERENCE = "aot_eager"  # the backend of torch.compile that runs torch's own operators
 # Names that a test uses only to look at what Inductor made, or at how it works inside.
 INSIDE = {
     "run_and_get_code", "run_and_get_cpp_code", "run_and_get_triton_code", "run_and_get_kernels",
@@ -173,20 +176,28 @@ def main() -> None:
 
 def report(given: argparse.Namespace) -> None:
     """Run the tests that were chosen, and print what became of them."""
-    command = [sys.executable, __file__, str(given.path), "--kind", given.kind, "--backend",
-               given.backend]
-    inside = {n: i for n, i in listed(command).items() if re.search(given.only, n)}
+    command = [sys.executable, __file__, str(given.path), "--kind", given.kind, "--backend"]
+    inside = {n: i for n, i in listed([*command, given.backend]).items()
+              if re.search(given.only, n)}
     names = [n for n, i in inside.items() if not i]
-    found = outcomes(command, names, given.jobs, TOGETHER, 60 + 4 * LIMIT)
+    found = outcomes([*command, given.backend], names, given.jobs, TOGETHER, 60 + 4 * LIMIT)
+    failed = [n for n in names if found[n]["outcome"] == "failed"]
+    # What fails with torch's own operators in eager mode is not about results either.
+    eager = outcomes([*command, REFERENCE], failed, given.jobs, TOGETHER, 60 + 4 * LIMIT)
+    for name in failed:
+        if eager[name]["outcome"] != "passed":
+            found[name]["outcome"] = "about Inductor"
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
     count = Counter(r["outcome"] for r in found.values())
-    for name in names:
-        if found[name]["outcome"] == "failed":
-            print(f"failed: {name}: {found[name]['why']}")
+    for outcome in ("about Inductor", "failed"):
+        for name in names:
+            if found[name]["outcome"] == outcome:
+                print(f"{outcome}: {name}: {found[name]['why']}")
     ran = count["passed"] + count["failed"]
-    print(f"{len(inside)} tests: {sum(inside.values())} look into Inductor, {count['skipped']} "
-          f"skipped themselves; of {ran} others {count['passed']} passed "
+    print(f"{len(inside)} tests: {sum(inside.values())} look into Inductor by name, "
+          f"{count['about Inductor']} more fail with {REFERENCE} too, {count['skipped']} skipped "
+          f"themselves; of {ran} others {count['passed']} passed "
           f"({100 * count['passed'] / max(ran, 1):.1f} %)")
 
 

@@ -19,9 +19,10 @@ import json
 import os
 import re
 import sys
+import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,9 @@ from typing import Any
 from in_pieces import Outcome, limited, outcomes, said
 
 PAGE = Path(__file__).parent.parent / "docs" / "torch-operators.md"
-TOGETHER = 12  # operators in one process
-LIMIT = 240  # seconds for one operator
+TOGETHER = 12  # parts in one process
+AT_ONCE = 60  # samples of an operator in one part
+LIMIT = 240  # seconds for one part
 FACTORISATIONS = re.compile(
     r"cholesky|\bqr\b|linalg\.(eig|svd|lu|ldl|inv|solve|lstsq|det|slogdet|householder|matrix_rank"
     r"|pinv|cond|tensorinv|tensorsolve)|^(svd|lu|eig|geqrf|ormqr|pinverse|logdet|pca_lowrank"
@@ -43,10 +45,13 @@ SPARSE = re.compile(r"sparse|to_sparse|_jagged|nested|quantiz")
 # ---------------------------------------------------------------- one operator
 def operators(dtype: Any) -> dict[str, Any]:
     """Those that are counted, by name."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as torchs
 
+    # Samples of random operators seed torch inside of what is compiled, which dynamo refuses for
+    # every backend; `run` seeds before the call.
+    torchs.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     found = {}
-    for op in op_db:
+    for op in torchs.op_db:
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
         if dtype in op.supported_dtypes("cpu") and not (
                 FACTORISATIONS.search(op.name) or UNWRITTEN.search(op.name)
@@ -108,9 +113,11 @@ class Sample:
         self.args, self.kwargs, self.kind = (sample.input, *sample.args), sample.kwargs, kind
 
 
-def is_right(found: list[Any], eager: list[Any], exact: list[Any] | None) -> str:
+def is_right(found: list[Any], eager: list[Any], exactly: Callable[[], list[Any] | None]) -> str:
     """Why results are wrong; nothing if they are right."""
     import torch
+
+    exact = None
 
     if len(found) != len(eager):
         return f"{len(found)} tensors where eager has {len(eager)}"
@@ -118,7 +125,9 @@ def is_right(found: list[Any], eager: list[Any], exact: list[Any] | None) -> str
         try:
             torch.testing.assert_close(ours, theirs, equal_nan=True)
         except AssertionError as error:
-            if exact is None or ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
+            exact = exactly() if exact is None else exact
+            if (exact is None or len(exact) != len(found) or ours.shape != theirs.shape
+                    or ours.dtype is not theirs.dtype or not ours.dtype.is_floating_point):
                 return said(error)
             true = exact[i].double()
             allowed = 2 * _distance(theirs, true) + 1e-12
@@ -138,39 +147,48 @@ def _distance(found: Any, true: Any) -> float:
     return float((found - true).abs()[whole].max()) if whole.any() else 0.0
 
 
-def measure(name: str, op: Any, dtype: Any, count: int) -> Outcome:
-    """Every chosen sample of an operator, compiled and in eager."""
+def measure(name: str, op: Any, dtype: Any, count: int, part: slice = slice(None)) -> Outcome:
+    """Every chosen sample of an operator, or a part of them, compiled and in eager."""
+    row: Outcome = {"name": name, "samples": 0, "backward": 0, "wrong": [], "torch": []}
+    for sample in chosen(samples_of(op, dtype), count)[part]:
+        backward = any(t.requires_grad for t in leaves((sample.args, sample.kwargs)))
+        try:
+            eager = run(op.get_op(), sample, backward, dtype)
+        except Exception:
+            continue  # a sample that eager itself refuses
+        row["samples"] += 1
+        row["backward"] += bool(eager[1])
+        why = compared(op.get_op(), sample, backward, dtype, eager, row["torch"])
+        if why:
+            row["wrong"].append(why)
+    return row
+
+
+def samples_of(op: Any, dtype: Any) -> list[Sample]:
+    smooth = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    return [Sample(s, dtype) for s in op.sample_inputs("cpu", dtype, requires_grad=smooth)]
+
+
+def compared(function: Any, sample: Sample, backward: bool, dtype: Any, eager: Any,
+             in_torch: list[str]) -> str:
+    """How a compiled call differs from eager; what torch ran in between is added to a list."""
     import torch
 
     from terrazzo.torch.backend import terrazzo
 
-    made = [Sample(s, dtype) for s in chosen(list(op.sample_inputs(
-        "cpu", dtype, requires_grad=op.supports_autograd and dtype in op.supported_backward_dtypes(
-            "cpu"))), count)]
-    row: Outcome = {"name": name, "samples": 0, "backward": 0, "wrong": [], "torch": []}
-    for sample in made:
-        function = op.get_op()
-        backward = any(t.requires_grad for t in leaves((sample.args, sample.kwargs)))
+    torch._dynamo.reset()
+    with watched(in_torch):
         try:
-            eager = run(function, sample, backward, dtype)
-        except Exception:
-            continue  # a sample that eager itself refuses
-        torch._dynamo.reset()
-        row["samples"] += 1
-        row["backward"] += bool(eager[1])
-        with watched(row["torch"]):
-            try:
-                compiled = torch.compile(partial(_call, function), backend=terrazzo, fullgraph=True)
-                found = run(compiled, sample, backward, dtype)
-            except Exception as error:
-                row["wrong"].append(said(error))
-                continue
-        for ours, theirs, part in zip(found, eager, (0, 1)):
-            why = is_right(ours, theirs, exactly(function, sample, backward, part))
-            if why:
-                row["wrong"].append(why)
-                break
-    return row
+            compiled = torch.compile(partial(_call, function), backend=terrazzo, fullgraph=True)
+            found = run(compiled, sample, backward, dtype)
+        except Exception as error:
+            return said(error)
+    for part, what in enumerate(("", "gradients: ")):
+        exact = partial(exactly, function, sample, backward, part)
+        why = is_right(found[part], eager[part], exact)
+        if why:
+            return what + why
+    return ""
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +222,7 @@ def watched(into: list[str]) -> Iterator[None]:
 
 # ---------------------------------------------------------------- all of them
 def status(row: Outcome) -> str:
-    if row.get("outcome") == "failed" or row["wrong"]:
+    if row["wrong"]:
         return "wrong"
     if not row["samples"]:
         return "no sample"
@@ -215,7 +233,7 @@ def table(rows: dict[str, Outcome]) -> Iterator[str]:
     """The page's lines."""
     count = Counter(map(status, rows.values()))
     ran = count["ours"] + count["in torch"] + count["wrong"]
-    yield (f"{ran} operators, {sum(r.get('samples', 0) for r in rows.values())} samples: "
+    yield (f"{ran} operators, {sum(r['samples'] for r in rows.values())} samples: "
            f"{count['ours']} run in our code alone ({100 * count['ours'] / max(ran, 1):.1f} %), "
            f"{count['in torch']} with calls of torch's in between, {count['wrong']} differ from "
            f"eager or are refused.")
@@ -225,10 +243,48 @@ def table(rows: dict[str, Outcome]) -> Iterator[str]:
     for name, row in rows.items():
         if status(row) == "no sample":
             continue
-        remarks = row.get("wrong") or row.get("torch") or [row.get("why", "")]
+        remarks = row["wrong"] or row["torch"]
         text = "; ".join(dict.fromkeys(remarks))[:200].replace("|", "/").replace("\n", " ")
-        yield (f"| {name} | {row.get('samples', 0)} | {row.get('backward', 0)} | {status(row)} | "
+        yield (f"| {name} | {row['samples']} | {row['backward']} | {status(row)} | "
                f"{text} |")
+
+
+def units(known: dict[str, Any], dtype: Any, count: int) -> list[str]:
+    """Parts of operators that take about as long: "name@first:stop", the longest first."""
+    found = []
+    for name, op in known.items():
+        total = len(chosen(samples_of(op, dtype), count))
+        found += [(min(total - i, AT_ONCE), f"{name}@{i}:{i + AT_ONCE}")
+                  for i in range(0, max(total, 1), AT_ONCE)]
+    return [unit for _, unit in sorted(found, key=lambda part: -part[0])]
+
+
+def measured(unit: str, known: dict[str, Any], dtype: Any, count: int) -> Outcome:
+    name, _, part = unit.rpartition("@")
+    try:
+        with limited(LIMIT):
+            row = measure(name, known[name], dtype, count, slice(*map(int, part.split(":"))))
+    except Exception as error:
+        row = {"outcome": "failed", "why": said(error)}
+    return {**row, "name": unit}
+
+
+def all_of(known: dict[str, Any], dtype: Any, given: argparse.Namespace) -> dict[str, Outcome]:
+    """What became of each operator, all its parts together."""
+    command = [sys.executable, __file__, "--dtype", given.dtype, "--samples", str(given.samples)]
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TZ_CACHE_DIR"] = cache
+        found = outcomes(command, units(known, dtype, given.samples), given.jobs, TOGETHER,
+                         LIMIT * 4)
+    rows: dict[str, Outcome] = {n: {"name": n, "samples": 0, "backward": 0, "wrong": [],
+                                    "torch": []} for n in known}
+    for unit, part in found.items():
+        row = rows[unit.rpartition("@")[0]]
+        for key in ("samples", "backward", "wrong", "torch"):
+            row[key] += part.get(key, type(row[key])())
+        if "why" in part:
+            row["wrong"].append(part["why"])
+    return rows
 
 
 def main() -> None:
@@ -251,17 +307,11 @@ def main() -> None:
     if given.names is not None:
         torch.set_num_threads(1)
         with open(given.out, "w") as out:
-            for name in given.names:
-                try:
-                    with limited(LIMIT):
-                        row = measure(name, known[name], dtype, given.samples)
-                except Exception as error:
-                    row = {"name": name, "outcome": "failed", "why": said(error)}
-                print(json.dumps(row), file=out, flush=True)
+            for unit in given.names:
+                print(json.dumps(measured(unit, known, dtype, given.samples)), file=out, flush=True)
         return
-    names = [n for n in known if re.search(given.only, n)]
-    command = [sys.executable, __file__, "--dtype", given.dtype, "--samples", str(given.samples)]
-    rows = outcomes(command, names, given.jobs, TOGETHER, LIMIT * 4)
+    wanted = {n: op for n, op in known.items() if re.search(given.only, n)}
+    rows = all_of(wanted, dtype, given)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1))
     text = "\n".join(table(rows))

@@ -233,7 +233,7 @@ def _choose(x: Value, places: np.ndarray, axis: int) -> Value:
     return take_at(x, constant(places), axes=(axis,))
 
 
-def _interpolate(x: Value, axis: int, indices: np.ndarray, weights: np.ndarray) -> Value:
+def interpolated(x: Value, axis: int, indices: np.ndarray, weights: np.ndarray) -> Value:
     """Weighted sums of elements along an axis; taps without any weight are left out."""
     used = np.any(weights != 0, axis=0)
     indices, weights = indices[:, used], weights[:, used]
@@ -358,7 +358,7 @@ def resize(x: Any, *, sizes: Any = None, scales: Any = None, axes: Any = None,
             coordinate_transformation_mode=coordinate_transformation_mode,
             nearest_mode=nearest_mode, cubic_coeff_a=cubic_coeff_a,
             exclude_outside=exclude_outside, antialias=antialias)
-        y = _interpolate(y, d, indices, weights)
+        y = interpolated(y, d, indices, weights)
         if outside is not None and outside.any():
             y = where(constant(_along(outside, rank, d)), constant(extrapolation_value, y.dtype),
                       y)

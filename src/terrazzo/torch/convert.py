@@ -62,7 +62,11 @@ def converted(node: Node, into: Conversion) -> Any:
     if converter.promotes:
         args, kwargs = _promoted(node, args, kwargs, converter)
     out = _result_types(node.meta.get("val"), into.names)
-    extra = {"out": out} if converter.typed else {}
+    extra: dict[str, Any] = {"out": out} if converter.typed else {}
+    if converter.placed:
+        fake = _meta(node.args[0])
+        extra["lies"] = ([index_of(n, into.names) for n in fake.stride()],
+                         index_of(fake.storage_offset(), into.names))
     result = converter.function(*args, **without_placement(kwargs), **extra)
     if isinstance(out, tuple):
         return tuple(None if v is None or t is None else _fitted(v, t, node)

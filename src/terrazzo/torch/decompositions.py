@@ -16,7 +16,12 @@ aten = torch.ops.aten
 
 # Beside core ATen's: what graphs of models hold, and torch can write with simpler operators.
 _MORE = (aten.native_dropout_backward, aten.native_layer_norm_backward, aten.addmv,
-         aten._softmax_backward_data, aten._log_softmax_backward_data, aten.gelu_backward)
+         aten._softmax_backward_data, aten._log_softmax_backward_data, aten.gelu_backward,
+         aten.ldexp, aten.dist, aten._addmm_activation, aten.native_batch_norm,
+         aten._native_batch_norm_legit, aten._batch_norm_with_update_functional,
+         aten._batch_norm_no_update, aten.batch_norm_backward, aten.narrow_copy,
+         aten.linalg_vector_norm, aten.tril_indices, aten.triu_indices,
+         aten.rrelu_with_noise_backward, aten.linalg_cross, aten.lift, aten.lift_fresh)
 
 
 @cache

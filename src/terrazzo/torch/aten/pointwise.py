@@ -194,6 +194,74 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Any:
     return e.where(mask, value, x)
 
 
+@aten("fmax", promotes=DEFAULT)
+def fmax(x: Any, y: Any) -> Any:
+    return _numbers_first(e.maximum, x, y)
+
+
+@aten("fmin", promotes=DEFAULT)
+def fmin(x: Any, y: Any) -> Any:
+    return _numbers_first(e.minimum, x, y)
+
+
+def _numbers_first(function: Any, x: Any, y: Any) -> Any:
+    """Of two of which one is nan, the other."""
+    both = function(x, y)
+    if not both.dtype.is_float:
+        return both
+    return e.where(e.isnan(x), y, e.where(e.isnan(y), x, both))
+
+
+@aten("round.decimals")
+def round_to(x: Any, decimals: int = 0) -> Any:
+    if not x.dtype.is_float:
+        return x
+    scale = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return e.round(x / scale) * scale
+    return e.round(x * scale) / scale if decimals else e.round(x)
+
+
+_BITS = {"float32": ("int32", 23, 255), "float64": ("int64", 52, 2047)}
+
+
+@aten("nextafter", promotes=DEFAULT)
+def nextafter(x: Any, y: Any) -> Any:
+    """Floats of one sign lie in the order of their bits."""
+    if x.dtype.name not in _BITS:
+        unsupported(f"nextafter of {x.dtype.name}")
+    whole = _BITS[x.dtype.name][0]
+    y = e.add(y, e.multiply(x, 0)) if not isinstance(y, Value) else y
+    bits = e.bitcast(x, dtype=whole)
+    away = e.equal(e.less(x, y), e.greater(x, 0))
+    moved = e.bitcast(e.where(away, bits + 1, bits - 1), dtype=x.dtype)
+    tiny = e.bitcast(e.add(e.multiply(bits, 0), 1), dtype=x.dtype)
+    from_zero = e.where(e.less(x, y), tiny, e.negative(tiny))
+    there = e.where(e.equal(x, 0), from_zero, moved)
+    there = e.where(e.equal(x, y), y, there)
+    return e.where(e.logical_or(e.isnan(x), e.isnan(y)), e.add(x, y), there)
+
+
+@aten("frexp.Tensor")
+def frexp(x: Any) -> Any:
+    """The mantissa from a half to one, and the exponent, taken from the bits."""
+    if x.dtype.name not in _BITS:
+        unsupported(f"frexp of {x.dtype.name}")
+    whole, width, most = _BITS[x.dtype.name]
+    lift = 2.0 ** (width + 1)
+    small = e.less(e.absolute(x), 2.0 ** (2 - most // 2))
+    scaled = e.where(small, x * lift, x)  # so that it has a leading one
+    bits = e.bitcast(scaled, dtype=whole)
+    field = e.bitwise_and(e.bitwise_right_shift(bits, width), most)
+    kept = e.bitwise_and(bits, ~(most << width) if whole == "int64" else
+                         ~(most << width) & 0x7FFFFFFF | -(1 << 31))
+    mantissa = e.bitcast(e.bitwise_or(kept, (most // 2 - 1) << width), dtype=x.dtype)
+    exponent = field - (most // 2 - 1) - e.where(small, width + 1, 0)
+    plain = e.logical_or(e.equal(x, 0), e.logical_not(e.isfinite(x)))
+    return (e.where(plain, x, mantissa),
+            e.astype(e.where(plain, 0, exponent), dtype="int32"))
+
+
 # ---------------------------------------------------------------- whatever needs no function
 def _of_the_table() -> dict[str, Converter]:
     """Rows of the table of scalar operations that torch has a name for, and none above."""

@@ -6,11 +6,10 @@ from typing import Any
 
 from terrazzo.base.shapes import normalize_axis
 from terrazzo.graph.ir import TensorType, Value
-from terrazzo.ops import norm, reduce, scan, sorting
+from terrazzo.ops import norm, reduce, scan
 from terrazzo.ops.elementwise import astype
-from terrazzo.ops.selection import topk as our_topk
 from terrazzo.ops.shape import reshape
-from terrazzo.torch.aten.registry import aten, unsupported
+from terrazzo.torch.aten.registry import aten
 
 
 def _axes(x: Value, dim: Any) -> tuple[int, ...] | None:
@@ -97,10 +96,9 @@ def _truth(function: Any, x: Value, dim: Any, keepdim: bool) -> Any:
 
 @aten("var.correction", "var.dim")
 def var(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
-    if x.ndim == 0:
-        unsupported("the variance of a single number")
+    x = x if x.ndim else reshape(x, shape=(1,))
     return reduce.var(x, axis=_axes(x, dim), correction=1 if correction is None else correction,
-                      keepdims=keepdim)
+                      keepdims=keepdim and x.ndim > 0)
 
 
 @aten("var_mean.correction")
@@ -144,19 +142,3 @@ def cumsum(x: Any, dim: int, dtype: Any = None, *, out: TensorType) -> Any:
 def cumprod(x: Any, dim: int, dtype: Any = None, *, out: TensorType) -> Any:
     x = astype(x, dtype=out.dtype)
     return x if x.ndim == 0 else scan.cumprod(x, axis=dim, dtype=out.dtype)
-
-
-@aten("sort.default", "sort.stable")
-def sort(x: Any, *args: Any, dim: int = -1, descending: bool = False, stable: Any = True) -> Any:
-    if args:  # default: (dim, descending); stable takes them by keyword
-        dim, descending = (*args, descending)[:2] if len(args) > 1 else (args[0], descending)
-    if x.ndim == 0:
-        unsupported("sorting a single number")
-    return sorting.sort_pairs(x, axis=dim, descending=descending)
-
-
-@aten("topk")
-def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    if x.ndim == 0:
-        unsupported("the largest of a single number")
-    return our_topk(x, k=k, axis=dim, largest=largest)

@@ -10,6 +10,8 @@ by position or by name:
 
 - Where the type of the result is needed, `@aten(..., typed=True)` hands it over as `out=`: a
   `TensorType`, or a tuple of them (None for results there are not).
+- Where memory counts (`as_strided`), `@aten(..., placed=True)` hands over as `lies=` the strides
+  and the offset of the first argument, as torch knew them when it traced.
 - Sizes that vary (`dynamic=True`) come as index expressions, as in the shapes of values. Compare
   them with `terrazzo.index.guards.ask`, never with `==`.
 - An operator with several results answers with a tuple, None for what nobody may use.
@@ -42,24 +44,27 @@ class Converter:
     function: Function
     typed: bool = False  # whether it is told the type of its result
     promotes: str = ""  # how torch finds the type in which tensors meet; empty: they stay as is
+    placed: bool = False  # whether it is told how its first argument lies in memory
 
 
 CONVERTERS: dict[str, Converter] = {}  # by "aten.add.Tensor", or "aten.add" for all overloads
 
 
-def aten(*names: str, typed: bool = False, promotes: str = "") -> Callable[[Function], Function]:
+def aten(*names: str, typed: bool = False, promotes: str = "", placed: bool = False
+         ) -> Callable[[Function], Function]:
     """Register a function as the converter of some ATen operators, by overload or by packet."""
-    return converts(*(f"aten.{name}" for name in names), typed=typed, promotes=promotes)
+    return converts(*(f"aten.{name}" for name in names), typed=typed, promotes=promotes,
+                    placed=placed)
 
 
-def converts(*names: str, typed: bool = False, promotes: str = ""
+def converts(*names: str, typed: bool = False, promotes: str = "", placed: bool = False
              ) -> Callable[[Function], Function]:
     """The same for operators of any namespace: "prims.iota.default"."""
     def register(function: Function) -> Function:
         for name in names:
             if name in CONVERTERS:
                 raise ValueError(f"{name} has a converter already")
-            CONVERTERS[name] = Converter(function, typed, promotes)
+            CONVERTERS[name] = Converter(function, typed, promotes, placed)
         return function
 
     return register

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from terrazzo.base.shapes import normalize_axis
-from terrazzo.graph.ir import TensorType, Value
+from terrazzo.graph.ir import TensorType, Value, constant
 from terrazzo.index import Index
 from terrazzo.index.guards import ask
 from terrazzo.ops import arrange
+from terrazzo.ops.creation import arange
 from terrazzo.ops.elementwise import astype, where
 from terrazzo.ops.getitem import getitem
+from terrazzo.ops.indexing import scatter_at
 from terrazzo.ops.joining import concat, stack
+from terrazzo.ops.lookups import take
 from terrazzo.ops.shape import broadcast_to, permute_dims, reshape
 from terrazzo.torch.aten.registry import aten, converts, unsupported
 
@@ -120,7 +125,7 @@ def _pieces(x: Value, dim: int, sizes: Sequence[Index]) -> tuple[Value, ...]:
 
 
 @aten("split.Tensor", "split_with_sizes", "unbind.int", "split_with_sizes_copy", "split_copy",
-      "chunk", typed=True)
+      "unbind_copy", "chunk", typed=True)
 def split(x: Any, how: Any = 0, dim: int | None = None, *, out: Sequence[TensorType]) -> Any:
     if x.ndim != len(out[0].shape):
         dim = how
@@ -178,17 +183,19 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 @aten("unfold", "unfold_copy")
 def unfold(x: Any, dimension: int, size: int, step: int) -> Any:
     if x.ndim == 0:
-        unsupported("unfold of a tensor without axes")
+        return getitem(in_shape(x, (1,)), slice(0, size))
     axis = normalize_axis(dimension, x.ndim)
-    windows = arrange.sliding_window(x, size=size, step=step, axis=axis)
-    return windows
+    return arrange.sliding_window(x, size=size, step=step, axis=axis)
+
+
+@aten("copy", typed=True)
+def copy(x: Any, source: Any, non_blocking: bool = False, *, out: TensorType) -> Any:
+    return broadcast_to(astype(source, dtype=out.dtype), shape=out.shape)
 
 
 @aten("slice_scatter")
 def slice_scatter(x: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None,
                   step: int = 1) -> Any:
-    from terrazzo.ops.creation import arange
-
     axis = normalize_axis(dim, x.ndim)
     n = x.shape[axis]
     shape = tuple(n if d == axis else 1 for d in range(x.ndim))
@@ -210,8 +217,6 @@ def slice_scatter(x: Any, src: Any, dim: int = 0, start: Any = None, end: Any = 
 
 @aten("select_scatter")
 def select_scatter(x: Any, src: Any, dim: int, index: Any) -> Any:
-    from terrazzo.ops.creation import arange
-
     axis = normalize_axis(dim, x.ndim)
     n = x.shape[axis]
     at = index + n if ask("<", index, 0) else index
@@ -220,3 +225,48 @@ def select_scatter(x: Any, src: Any, dim: int, index: Any) -> Any:
     wide = in_shape(astype(src, dtype=x.dtype),
                     tuple(1 if d == axis else m for d, m in enumerate(x.shape)))
     return where(places == at, wide, x)
+
+
+# ---------------------------------------------------------------- by places in memory
+def _storage(x: Value, lies: Any, size: Sequence[Any], stride: Sequence[Any], offset: Any
+             ) -> tuple[Value, Value, tuple[int, ...]]:
+    """The elements of x in the order of memory, the places of a view, and the order of axes."""
+    strides, start = lies
+    numbers = [*strides, *x.shape, *size, *stride, start, start if offset is None else offset]
+    if not all(isinstance(n, int) for n in numbers):
+        unsupported("a view by strides that vary")
+    order = tuple(sorted(range(x.ndim), key=lambda d: (-strides[d], d)))
+    step: Any = 1
+    for d in reversed(order):
+        if x.shape[d] != 1 and strides[d] != step:
+            unsupported("a view by strides of a tensor with gaps")
+        step *= x.shape[d]
+    places = np.array(0 if offset is None else offset - start, np.int64)
+    for n, s in zip(size, stride, strict=True):
+        places = places[..., None] + np.arange(n) * s
+    if places.size and not 0 <= places.min() <= places.max() < step:
+        unsupported("a view of memory that is not the tensor's")
+    return in_shape(permute_dims(x, axes=order), (step,)), constant(places), order
+
+
+@aten("as_strided", "as_strided_copy", placed=True)
+def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None, *, lies: Any) -> Any:
+    flat, places, _ = _storage(x, lies, size, stride, storage_offset)
+    return take(flat, places, axis=0)
+
+
+@aten("as_strided_scatter", placed=True)
+def as_strided_scatter(x: Any, src: Any, size: Any, stride: Any, storage_offset: Any = None, *,
+                       lies: Any) -> Any:
+    flat, places, order = _storage(x, lies, size, stride, storage_offset)
+    made = scatter_at(flat, astype(src, dtype=x.dtype), places, axes=(0,))
+    inner = in_shape(made, tuple(x.shape[d] for d in order))
+    return permute_dims(inner, axes=tuple(order.index(d) for d in range(x.ndim)))
+
+
+@aten("diagonal_scatter")
+def diagonal_scatter(x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    number = in_shape(arange(start=x.size, dtype="int64"), x.shape)
+    places = arrange.diagonal(number, offset=offset, axis1=dim1, axis2=dim2)
+    made = scatter_at(in_shape(x, (x.size,)), astype(src, dtype=x.dtype), places, axes=(0,))
+    return in_shape(made, x.shape)
