@@ -5,8 +5,9 @@
 Every operator of torch.testing's op_db is compiled with fullgraph=True for its own samples, forward
 and (float types) backward. A sample is right if it is within torch's own tolerance of eager, or no
 further than twice eager's error from what float64 says. An operator counts as ours if no sample ran
-a call of torch's in between, as told by the backend. `--samples 0` takes all of them; else that
-many, spread evenly. `--write` writes docs/torch-operators.md.
+a call of torch's in between, as told by the backend; samples that torch.compile cannot run with
+torch's own operators either (`aot_eager`) are told apart, and an operator that has no others is not
+ours. `--samples 0` takes all of them; else that many, spread evenly. `--write` writes docs/torch-operators.md.
 
 Left out: sparse and quantised operators, factorisations of linear algebra, operators without
 samples of the type, and those whose results are memory that nobody has written (`empty`).
@@ -149,7 +150,7 @@ def _distance(found: Any, true: Any) -> float:
 
 def measure(name: str, op: Any, dtype: Any, count: int, part: slice = slice(None)) -> Outcome:
     """Every chosen sample of an operator, or a part of them, compiled and in eager."""
-    row: Outcome = {"name": name, "samples": 0, "backward": 0, "wrong": [], "torch": []}
+    row = {"name": name, **empty_row()}
     for sample in chosen(samples_of(op, dtype), count)[part]:
         backward = any(t.requires_grad for t in leaves((sample.args, sample.kwargs)))
         try:
@@ -158,10 +159,26 @@ def measure(name: str, op: Any, dtype: Any, count: int, part: slice = slice(None
             continue  # a sample that eager itself refuses
         row["samples"] += 1
         row["backward"] += bool(eager[1])
-        why = compared(op.get_op(), sample, backward, dtype, eager, row["torch"])
+        try:
+            why = compared(op.get_op(), sample, backward, dtype, eager, row["torch"])
+        except Uncaptured as refused:
+            row["uncaptured"].append(said(refused.error))
+            continue
         if why:
             row["wrong"].append(why)
     return row
+
+
+class Uncaptured(Exception):
+    """torch.compile itself refuses a call, or fails in it."""
+
+    def __init__(self, error: Exception):
+        super().__init__(str(error))
+        self.error = error
+
+
+def empty_row() -> Outcome:
+    return {"samples": 0, "backward": 0, "wrong": [], "torch": [], "uncaptured": []}
 
 
 def samples_of(op: Any, dtype: Any) -> list[Sample]:
@@ -182,6 +199,8 @@ def compared(function: Any, sample: Sample, backward: bool, dtype: Any, eager: A
             compiled = torch.compile(partial(_call, function), backend=terrazzo, fullgraph=True)
             found = run(compiled, sample, backward, dtype)
         except Exception as error:
+            if fails_in_torch(function, sample, backward, dtype):
+                raise Uncaptured(error) from error
             return said(error)
     for part, what in enumerate(("", "gradients: ")):
         exact = partial(exactly, function, sample, backward, part)
@@ -189,6 +208,19 @@ def compared(function: Any, sample: Sample, backward: bool, dtype: Any, eager: A
         if why:
             return what + why
     return ""
+
+
+def fails_in_torch(function: Any, sample: Sample, backward: bool, dtype: Any) -> bool:
+    """Whether torch.compile refuses a sample for the backend that runs torch's own operators."""
+    import torch
+
+    torch._dynamo.reset()
+    try:
+        run(torch.compile(partial(_call, function), backend="aot_eager", fullgraph=True), sample,
+            backward, dtype)
+    except Exception:
+        return True
+    return False
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -226,24 +258,27 @@ def status(row: Outcome) -> str:
         return "wrong"
     if not row["samples"]:
         return "no sample"
+    if len(row["uncaptured"]) == row["samples"]:
+        return "not captured"
     return "in torch" if row["torch"] else "ours"
 
 
 def table(rows: dict[str, Outcome]) -> Iterator[str]:
     """The page's lines."""
     count = Counter(map(status, rows.values()))
-    ran = count["ours"] + count["in torch"] + count["wrong"]
+    ran = len(rows) - count["no sample"]
     yield (f"{ran} operators, {sum(r['samples'] for r in rows.values())} samples: "
            f"{count['ours']} run in our code alone ({100 * count['ours'] / max(ran, 1):.1f} %), "
-           f"{count['in torch']} with calls of torch's in between, {count['wrong']} differ from "
-           f"eager or are refused.")
+           f"{count['in torch']} with calls of torch's in between, {count['not captured']} are "
+           f"refused by torch.compile with any backend, {count['wrong']} differ from eager or are "
+           f"refused by ours.")
     yield ""
     yield "| operator | samples | with gradients | runs | remarks |"
     yield "|---|---|---|---|---|"
     for name, row in rows.items():
         if status(row) == "no sample":
             continue
-        remarks = row["wrong"] or row["torch"]
+        remarks = row["wrong"] or row["torch"] or row["uncaptured"]
         text = "; ".join(dict.fromkeys(remarks))[:200].replace("|", "/").replace("\n", " ")
         yield (f"| {name} | {row['samples']} | {row['backward']} | {status(row)} | "
                f"{text} |")
@@ -276,11 +311,10 @@ def all_of(known: dict[str, Any], dtype: Any, given: argparse.Namespace) -> dict
         os.environ["TZ_CACHE_DIR"] = cache
         found = outcomes(command, units(known, dtype, given.samples), given.jobs, TOGETHER,
                          LIMIT * 4)
-    rows: dict[str, Outcome] = {n: {"name": n, "samples": 0, "backward": 0, "wrong": [],
-                                    "torch": []} for n in known}
+    rows: dict[str, Outcome] = {n: {"name": n, **empty_row()} for n in known}
     for unit, part in found.items():
         row = rows[unit.rpartition("@")[0]]
-        for key in ("samples", "backward", "wrong", "torch"):
+        for key in empty_row():
             row[key] += part.get(key, type(row[key])())
         if "why" in part:
             row["wrong"].append(part["why"])
@@ -303,6 +337,9 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     dtype = getattr(torch, given.dtype)
+    torch._dynamo.config.capture_scalar_outputs = True
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    torch._dynamo.config.reorderable_logging_functions.add(warnings.warn)
     known = operators(dtype)
     if given.names is not None:
         torch.set_num_threads(1)

@@ -21,7 +21,7 @@ _MORE = (aten.native_dropout_backward, aten.native_layer_norm_backward, aten.add
          aten._native_batch_norm_legit, aten._batch_norm_with_update_functional,
          aten._batch_norm_no_update, aten.batch_norm_backward, aten.narrow_copy,
          aten.linalg_vector_norm, aten.tril_indices, aten.triu_indices,
-         aten.rrelu_with_noise_backward, aten.linalg_cross, aten.lift, aten.lift_fresh)
+         aten.rrelu_with_noise_backward, aten.linalg_cross)
 
 
 @cache

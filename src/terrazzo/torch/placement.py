@@ -205,7 +205,7 @@ def _levels(gm: GraphModule, reasons: Mapping[Node, Reason]) -> dict[Node, int]:
                 continue  # a view of what is held outside: made wherever it is wanted
             level[node] = least if least % 2 == 0 else least + 1
             continue
-        if is_scalar(node) and all(is_scalar(n) or n.op == "placeholder"
+        if is_scalar(node) and all(n.op == "placeholder" or (is_scalar(n) and n not in level)
                                    for n in node.all_input_nodes):
             numbers[node] = least
             continue  # computed wherever it is wanted

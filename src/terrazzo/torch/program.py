@@ -304,6 +304,7 @@ class _Writer:
             source, index = node.args
             held = self.variable(source)
             self.lines.append(f"{self.name_of(node)} = {held}[{self.literal(index)}]")
+            self._note_sizes(node, self.symbol_sources)
         else:
             assert is_scalar(node), f"{node.name} is computed after it is used"
             self.torch_call(node)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.graph.ir import TensorType, Value, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import TensorType, Value
 from terrazzo.ops import elementwise as e
 from terrazzo.ops import reduce
 from terrazzo.ops.creation import zeros

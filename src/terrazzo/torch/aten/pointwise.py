@@ -167,7 +167,7 @@ def convert_element_type(x: Any, dtype: Any, *, out: TensorType) -> Any:
     return x if x.dtype is out.dtype else e.astype(x, dtype=out.dtype)
 
 
-@aten("clone", "alias", "detach", "lift_fresh_copy", "contiguous", "view_of")
+@aten("clone", "alias", "detach", "lift_fresh", "lift_fresh_copy", "lift", "contiguous", "view_of")
 def clone(x: Any) -> Any:
     return x
 

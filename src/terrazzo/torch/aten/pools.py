@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.graph.applying import constant
 from terrazzo.graph.autodiff import gradients
-from terrazzo.graph.ir import TensorType, Value, constant
+from terrazzo.graph.ir import TensorType, Value
 from terrazzo.ops import elementwise as e
 from terrazzo.ops import pool, reduce
 from terrazzo.ops.arrange import pad

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from terrazzo.base.shapes import normalize_axis
-from terrazzo.graph.ir import TensorType, Value, constant
+from terrazzo.graph.applying import constant
+from terrazzo.graph.ir import TensorType, Value
 from terrazzo.index import Index
 from terrazzo.index.guards import ask
 from terrazzo.ops import arrange

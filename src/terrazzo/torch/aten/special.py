@@ -197,7 +197,6 @@ def _j(order: int, x: Value) -> Value:
         return a * made if order else made
 
     size = _pieces(e.absolute(x), 8, near, lambda a: _waves(order, a)[0])
-    size = e.where(e.isinf(x), 0.0, size)
     return e.where(e.less(x, 0), e.negative(size), size) if order else size
 
 
@@ -208,7 +207,7 @@ def _y(order: int, x: Value) -> Value:
         return 2 / math.pi * log + rest if order == 0 else 2 / math.pi * (log - 1 / a) + a * rest
 
     value = _pieces(x, 8, near, lambda a: _waves(order, a)[1])
-    return _below_zero(x, -math.inf, e.where(e.isinf(x), 0.0, value))
+    return _below_zero(x, -math.inf, value)
 
 
 def _spherical_j0(x: Value) -> Value:
@@ -273,7 +272,7 @@ def _zeta(s: Value, q: Value) -> Value:
     for k, number in enumerate(_BERNOULLI):
         total = total + factor * (number / math.factorial(2 * k + 2))
         factor = factor * (s + (2 * k + 1)) * (s + (2 * k + 2)) / (a * a)
-    total = e.where(e.isfinite(q), total, e.where(e.greater(q, 0), 0.0, math.nan))
+    total = e.where(e.isfinite(q), total, math.nan)
     below = e.logical_and(e.less(q, 0), e.logical_not(whole))
     total = e.where(pole, math.inf, e.where(below, math.nan, total))
     total = e.where(e.less(s, 1), math.nan, e.where(e.equal(s, 1), math.inf, total))
