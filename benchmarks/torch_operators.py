@@ -7,7 +7,8 @@ and (float types) backward. A sample is right if it is within torch's own tolera
 further than twice eager's error from what float64 says. An operator counts as ours if no sample ran
 a call of torch's in between, as told by the backend; samples that torch.compile cannot run with
 torch's own operators either (`aot_eager`) are told apart, and an operator that has no others is not
-ours. `--samples 0` takes all of them; else that many, spread evenly. `--write` writes docs/torch-operators.md.
+ours. `--samples 0` takes all of them; else that many, spread evenly. `--write` writes
+docs/torch-operators.md.
 
 Left out: sparse and quantised operators, factorisations of linear algebra, operators without
 samples of the type, and those whose results are memory that nobody has written (`empty`).

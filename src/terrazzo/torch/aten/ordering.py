@@ -170,7 +170,8 @@ def logcumsumexp(x: Any, dim: int) -> Any:
         return x
     if not isinstance(x.shape[normalize_axis(dim, x.ndim)], int):
         unsupported("logcumsumexp along an axis of unknown length")
-    wide = e.astype(x, dtype=x.dtype.compute)
+    # Gradients are differences of such sums: they need more digits than the result has.
+    wide = e.astype(x, dtype="float64")
     return associative_scan(_logaddexp, wide, axis=normalize_axis(dim, x.ndim))
 
 

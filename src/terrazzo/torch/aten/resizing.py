@@ -9,6 +9,7 @@ import numpy as np
 
 from terrazzo.graph.autodiff import gradients
 from terrazzo.graph.ir import TensorType, Value
+from terrazzo.ops.creation import zeros
 from terrazzo.ops.elementwise import astype
 from terrazzo.ops.reduce import widened
 from terrazzo.ops.resize import interpolated
@@ -173,6 +174,9 @@ _MODES, _BORDERS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflecti
 @aten("grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(x: Any, grid: Any, interpolation_mode: int, padding_mode: int,
                  align_corners: bool) -> Any:
+    if (interpolation_mode, padding_mode) == (2, 1):
+        # Ours moves a place to the border before it weighs, as ONNX does; torch does not.
+        unsupported("cubic sampling beyond the border")
     return grid_sample(x, grid, mode=_MODES[interpolation_mode],
                        padding_mode=_BORDERS[padding_mode], align_corners=align_corners)
 
@@ -184,4 +188,7 @@ def grid_sampler_backward(grad: Any, x: Any, grid: Any, interpolation_mode: int,
     y = grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
     wanted = [v for v, wants in zip((x, grid), output_mask) if wants]
     found = iter(gradients([y], [grad], wanted))
-    return tuple(next(found) if wants else None for wants in output_mask)
+    made = [next(found) if wants else None for wants in output_mask]
+    # The nearest element is the same for all places around: no gradient.
+    return tuple(zeros(shape=v.shape, dtype=v.dtype) if wants and g is None else g
+                 for v, g, wants in zip((x, grid), made, output_mask))

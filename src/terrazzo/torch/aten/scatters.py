@@ -12,8 +12,8 @@ from terrazzo.ops import indexing, lookups
 from terrazzo.ops.creation import arange, full, ones, zeros
 from terrazzo.ops.elementwise import astype, floor_divide, maximum, where
 from terrazzo.ops.getitem import getitem
-from terrazzo.ops.scan import cumsum
 from terrazzo.ops.joining import stack
+from terrazzo.ops.scan import cumsum
 from terrazzo.ops.shape import broadcast_to, permute_dims, reshape
 from terrazzo.torch.aten.indexing import indexed_axes, with_axis
 from terrazzo.torch.aten.registry import aten, unsupported
