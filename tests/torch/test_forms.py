@@ -221,6 +221,20 @@ def test_random_numbers_are_those_of_eager_mode(programs: list[Program]) -> None
     assert [len(p.segments) for p in programs] == [1]  # all drawn before our code runs
 
 
+def test_dropout_in_training_is_that_of_eager_mode(programs: list[Program]) -> None:
+    layers = [layer for _ in range(3) for layer in (nn.Linear(24, 24), nn.Dropout(0.4), nn.GELU())]
+    model = nn.Sequential(*layers)
+    x = torch.randn(10, 24)
+
+    def gradients(function: Any) -> Sequence[Any]:
+        torch.manual_seed(5)
+        return torch.autograd.grad(function(x).square().sum(), list(model.parameters()))
+
+    for a, b in zip(gradients(compiled(model)), gradients(model), strict=True):
+        torch.testing.assert_close(a, b)
+    assert [p.calls for p in programs] == [3, 0]  # each drawn once, and kept for the gradient
+
+
 # ---------------------------------------------------------------- what torch runs
 def test_what_has_no_converter_runs_in_torch(programs: list[Program]) -> None:
     def function(x: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -40,6 +41,9 @@ def _has_overload_converter(op: Any) -> bool:
         name.startswith(f"{op}.") for name in CONVERTERS)
 
 
+_serial = itertools.count()  # so that no two draws look alike, and none is left out as known
+
+
 def _dropout(x: Any, p: float, train: bool | None) -> Any:
     """The mask by itself, so that random numbers are drawn before our code runs.
 
@@ -49,7 +53,7 @@ def _dropout(x: Any, p: float, train: bool | None) -> Any:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = torch.ops.terrazzo.random_mask(x.shape, 1 - p)
+    mask = torch.ops.terrazzo.random_mask(x.shape, 1 - p, next(_serial))
     return x * mask * (1 / (1 - p)), mask
 
 
