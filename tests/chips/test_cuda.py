@@ -136,3 +136,34 @@ def test_verify_and_profile(launched: list[str]) -> None:
     with tz.profile() as recorded:
         tz.gelu(np.ones((4, 4), np.float32))
     assert recorded.runs[0].duration_ns > 0
+
+
+@pytest.mark.parametrize("shape", [(1 << 19,), (400003,), (3, 150000), (4000, 70), (5, 60000)])
+def test_few_rows_are_cut_into_parts(launched: list[str], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    exact = x.double()
+
+    def close(got: Any, want: Any, parts: bool = True) -> None:
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6 * float(
+            want.abs().max()))
+        assert any("parts" in name for name in launched) == parts
+        launched.clear()
+
+    few = shape[0] != 4000
+    with knobs.override(dynamic="never"):
+        close(tz.sum(x), exact.sum())
+        close(tz.max(x), exact.max())
+        close(tz.softmax(x), exact.softmax(-1), few)
+        close(tz.layer_norm(x), torch.nn.functional.layer_norm(exact, exact.shape[-1:]), few)
+        close(tz.logsumexp(x, axis=-1), exact.logsumexp(-1), few)
+        close(tz.var(x, axis=-1), exact.var(-1, correction=0), few)
+        if not few:
+            close(tz.sum(x, axis=0), exact.sum(0))
+
+
+def test_results_go_into_given_arrays(launched: list[str]) -> None:
+    x = torch.randn(33, 70)
+    out = torch.empty(70, 33).T
+    assert tz.gelu(x, out=out) is out
+    torch.testing.assert_close(out, torch.nn.functional.gelu(x), rtol=1e-5, atol=1e-6)
+    assert launched

@@ -81,6 +81,7 @@ class Executable:
         if any(target is not None for target in into):
             from terrazzo.runtime.targets import Way, addresses_of
 
+            inputs = [self.chip.memory.brought(a) for a in inputs]
             way = Way(self, inputs, into, threads, profiles)
             return way(inputs, into, addresses_of(inputs), addresses_of(into))
         sizes = self.bind(inputs)

@@ -75,7 +75,7 @@ def require_array(target: Any, name: str) -> None:
     if not isinstance(target, np.ndarray) and not hasattr(target, "data_ptr"):
         raise ArgumentError(f"out= of {name} has a {type(target).__name__} in it",
                             hint="pass arrays or tensors, None where one is to be made")
-    fastcall.check_devices([target], name)
+    fastcall.check_devices([target], name, fastcall.device_of([target]))
 
 
 def _repeats(array: Any) -> bool:
@@ -185,8 +185,8 @@ class Way:
         # What is not read where it lies is copied first, and may be overwritten then.
         self.crooked = [executable.strides[i] is None and not a.plain
                         for i, a in enumerate(self.inputs)]
-        as_tensors = any(hasattr(a, "data_ptr") for a in (*arrays, *targets))
-        self.makers = [_maker(dtype, shape, as_tensors if a is None else hasattr(a, "data_ptr"))
+        like = next((a for a in (*targets, *arrays) if hasattr(a, "data_ptr")), None)
+        self.makers = [_maker(dtype, shape, like if a is None or hasattr(a, "data_ptr") else None)
                        for (dtype, shape), a in zip(types, targets, strict=True)]
 
     def __call__(self, args: Sequence[Any], targets: Sequence[Any], places: Sequence[int],
@@ -267,14 +267,11 @@ def copy(source: Any, target: Any) -> None:
         target[...] = to_numpy(source)
 
 
-def _maker(dtype: DType, shape: tuple[int, ...], as_tensor: bool) -> Callable[[], Any]:
+def _maker(dtype: DType, shape: tuple[int, ...], like: Any) -> Callable[[], Any]:
     from terrazzo.runtime.executable import empty
 
-    if as_tensor:
-        import torch
-
-        return partial(empty, shape, dtype, torch.empty(0))
-    return partial(empty, shape, dtype)
+    # Not the tensor itself, which would live for as long as this.
+    return partial(empty, shape, dtype, None if like is None else like.new_empty(0))
 
 
 __all__ = ["Repeated", "Way", "addresses_of", "check_apart", "check_layouts", "claim", "copy",

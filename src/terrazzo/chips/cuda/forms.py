@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from terrazzo.base.shapes import num_elements
+from terrazzo.chips.cuda.split import split
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.codegen.triton.module import UpTo, Written, module_text
+from terrazzo.codegen.triton.module import UpTo, Written, module_text, warps_for
 from terrazzo.codegen.triton.source import triton_kernel
 from terrazzo.errors import TerrazzoError
 from terrazzo.expr.ir import Program, Tensor
@@ -26,7 +27,7 @@ ON_CPU = {
     **dict.fromkeys(("det", "pairwise_coupling", "tree_ensemble"),
                     "its loops are written for CPUs"),
 }
-SHORT = 256  # positions of a row of unknown length that may be short
+FITS = (256, 1024, 4096, 16384)  # positions of rows of unknown length that are one block
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,8 @@ class Kernel:
 
     @property
     def written(self) -> Written:
-        """The version that serves most launches."""
-        return self.versions[0].written
+        """The version that serves any sizes."""
+        return self.versions[-1].written
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,11 @@ class Version:
 
     @property
     def warps(self) -> int:
-        return self.written.few_warps if self.most else self.written.warps
+        written = self.written
+        if not self.most:
+            return written.warps
+        bits = max(t.dtype.bits for t in written.pointers)
+        return warps_for(self.most, bits, written.rules)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +99,8 @@ def parts_of(program: Program, spec: ChipSpec) -> Sequence[Program]:
     if program.kind == "contraction":  # each result by itself, several side by side
         rank = max(len(s.axes) for s in program.stages)
         return [replace(program, kind="rows", attrs={"rows": rank, "tiles": True})]
+    if program.kind == "rows":
+        return split(program, spec) or [program]
     return [program]
 
 
@@ -102,8 +109,12 @@ def _kernel(program: Program, spec: ChipSpec) -> Kernel:
     if not first.dims:
         return Kernel(program, (Version(first),))
     narrow = triton_kernel(program, spec, wide=False)
-    short = (Version(narrow, most=SHORT),) if narrow.varies else ()
-    return Kernel(program, (*short, Version(narrow, sixteen=True), Version(narrow), Version(
+    fitting: list[Version] = []
+    if narrow.varies:
+        fits = triton_kernel(program, spec, wide=False, fits=True)
+        # Rows that do not begin at 16 bytes take the loops, if they are not short.
+        fitting = [Version(fits, sixteen=most != FITS[0], most=most) for most in FITS]
+    return Kernel(program, (*fitting, Version(narrow, sixteen=True), Version(narrow), Version(
         triton_kernel(program, spec, wide=True))))
 
 

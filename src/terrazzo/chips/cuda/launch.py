@@ -21,6 +21,8 @@ from terrazzo.runtime.artifact import index_from
 
 _POINTER, _SIZE, _END = 1, 2, 0  # of the list that says where packed arguments are
 
+_MOST_KNOWN = 4096  # sizes whose version of a kernel is remembered
+
 
 class Packed:
     """One version of a kernel with a buffer for its arguments."""
@@ -130,10 +132,15 @@ class Launched(Followed):
                                             chosen.extra_address)
             call = (f"{handle}, {{}}, 1, 1, {block}, 1, 1, {shared}, stream, None, {extra}")
         else:
-            scope |= {f"choice{i}": self.kernels[number].choice, f"versions{i}": versions}
+            scope |= {f"choice{i}": self.kernels[number].choice, f"versions{i}": versions,
+                      f"known{i}": {}}
             sizes = ", ".join(f"{n!r}: {d}" for n, d in names.items())
             dims = ", ".join(_text(d, names) for d in kernel["dims"])
-            lines += [f"    v = versions{i}[choice{i}({{{sizes}}}, ({dims},))]",
+            lines += [f"    v = known{i}.get(({', '.join(names.values())},))",
+                      "    if v is None:",
+                      f"        v = versions{i}[choice{i}({{{sizes}}}, ({dims},))]",
+                      f"        if len(known{i}) < {_MOST_KNOWN}:",
+                      f"            known{i}[{', '.join(names.values())},] = v",
                       f"    pack{i}, buffer{i} = v.pack, v.buffer"]
             call = ("v.handle, {}, 1, 1, v.threads, 1, 1, v.shared, stream, None, "
                     "v.extra_address")

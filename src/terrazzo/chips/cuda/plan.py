@@ -81,16 +81,17 @@ class Planner:
         if not form.kernels:
             return [["host", self.host_part(function), list(map(_place, call.arguments))]]
         # The last kernel writes what the program does, those before it what later ones read.
-        places: dict[Tensor, Argument] = dict(zip(
+        places: dict[Tensor | str, Argument] = dict(zip(
             (*program.inputs, *form.kernels[-1].program.outputs), call.arguments, strict=True))
         return [self.launch(kernel, places) for kernel in form.kernels]
 
-    def launch(self, kernel: Kernel, places: dict[Tensor, Argument]) -> Any:
+    def launch(self, kernel: Kernel, places: dict[Tensor | str, Argument]) -> Any:
         for tensor in kernel.program.outputs:
             if tensor not in places:
-                places[tensor] = Argument("room", len(self.rooms))
+                # Later kernels know it by its name.
+                places[tensor.name] = places[tensor] = Argument("room", len(self.rooms))
                 self.rooms.append(index_data(num_elements(tensor.shape) * tensor.dtype.itemsize))
-        given = [places[t] for t in kernel.tensors]
+        given = [places[t if t in places else t.name] for t in kernel.tensors]
         aligned = tuple(divisible(p.offset, ALIGN) for p in given)
         key = (kernel, aligned)
         if key not in self.known:

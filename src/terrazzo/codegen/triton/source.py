@@ -20,8 +20,10 @@ from terrazzo.expr.collapse import collapse
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars
 
-POINTWISE_BLOCK = 1024  # elements of an instance: 8 a thread for 4 warps
-ROW_BLOCK = 1 << 14  # a longer row does not fit the registers of one instance
+POINTWISE_BLOCK = 4096  # bytes of an instance's elements: best of 2 to 16 KiB on an H200
+# A longer row does not fit the registers of one instance; half types are read again from the
+# caches in less time than it takes to unpack so many.
+ROW_BLOCK, NARROW_ROW_BLOCK = 1 << 15, 1 << 14
 # Positions taken at once of a row that is walked in a loop, if its length is known and if not
 # (it may be short then): best of 2048, 4096 and 8192 on an H200, by up to a third.
 LONG_ROW_BLOCK, ANY_ROW_BLOCK = 8192, 4096
@@ -47,11 +49,12 @@ def triton_source(program: Program, chip: ChipSpec | None = None) -> str:
     return module_text(program, triton_kernel(program, chip))
 
 
-def triton_kernel(program: Program, chip: ChipSpec | None = None, *, wide: bool | None = None
-                  ) -> Written:
+def triton_kernel(program: Program, chip: ChipSpec | None = None, *, wide: bool | None = None,
+                  fits: bool = False) -> Written:
     """The same as a kernel with all that a launch must know of it.
 
     `wide` says whether addresses have 64 bits; by default they do where 32 might not suffice.
+    `fits` says that rows of unknown length are short enough for one block each.
     """
     if program.kind not in ("pointwise", "rows"):
         reason = _REASONS.get(program.kind, "only pointwise and rows groups have it")
@@ -60,7 +63,7 @@ def triton_kernel(program: Program, chip: ChipSpec | None = None, *, wide: bool 
             hint="compile it for the CPU, or give the operator a kernel of its own")
     for tensor in (*program.inputs, *program.stages):
         type_text(tensor.dtype)  # refuses types Triton has not, with their name
-    kernel = _Kernel(collapse(program), chip, wide)
+    kernel = _Kernel(collapse(program), chip, wide, fits)
     kernel.write()
     return kernel.written()
 
@@ -68,8 +71,9 @@ def triton_kernel(program: Program, chip: ChipSpec | None = None, *, wide: bool 
 class _Kernel:
     """One kernel while it is written: its parameters, its lines and its launch."""
 
-    def __init__(self, program: Program, chip: ChipSpec | None, wide: bool | None):
-        self.program, self.chip = program, chip
+    def __init__(self, program: Program, chip: ChipSpec | None, wide: bool | None,
+                 fits: bool):
+        self.program, self.chip, self.fits = program, chip, fits
         self.names = Names(RESERVED)
         self.name = self.names.fresh(program.name)
         tensors = (*program.inputs, *program.outputs)
@@ -78,12 +82,15 @@ class _Kernel:
         self.constants: dict[str, Size] = {}  # constexpr parameters and what launch gives them
         self.instances: Index = 1
         self.rows_an_instance = 1
+        self.looped = False
         self.lanes = 1  # elements an instance holds at once, at most
+        self.widest = max(t.dtype.bits for t in tensors)
         self.rules = LaunchRules() if chip is None else chip.launch
         self.exact_grid = self.rules.accepts_all
         stages = program.stages
         self.rows = 0 if program.kind == "pointwise" else _row_rank(program)
         self.row_extents = [a.extent for a in stages[0].axes[:self.rows]]
+        self.columns = self.rows > 0 and runs_down_columns(program, self.rows)
         self.tile = self.rows > 0 and _prefers_tiles(program, self.rows)
         sizes = [num_elements(t.shape) for t in (*program.inputs, *stages)]
         if wide is None:
@@ -99,10 +106,10 @@ class _Kernel:
             self.write_rows()
 
     def written(self) -> Written:
-        bits = max(t.dtype.bits for t in (*self.program.inputs, *self.program.outputs))
         programs = ceildiv(self.instances, self.rows_an_instance)
         return Written(self.name, tuple(self.emitter.scopes[0].lines), self.pointers, self.dims,
-                       programs, self.constants, warps_for(self.lanes, bits, self.rules),
+                       programs, self.constants, warps_for(
+                           self.lanes, 32 if self.looped else self.widest, self.rules),
                        self.emitter.wide, self.rules)
 
     def instance(self) -> str:
@@ -120,7 +127,7 @@ class _Kernel:
         total = num_elements(extents)
         places: list[Index] = []
         if extents:
-            size = min(POINTWISE_BLOCK, _power_of_two(total))
+            size = min(POINTWISE_BLOCK // self.widest * 8, _power_of_two(total))
             block = self.constant("BLOCK", size)
             self.instances, self.rows_an_instance, self.lanes = total, size, size
             exact = self.exact_grid and isinstance(total, int) and total % size == 0
@@ -192,7 +199,7 @@ class _Kernel:
         """Rows of a tile: many for wide loads, but not so many that multiprocessors idle."""
         rows = num_elements(self.row_extents)
         longest = _longest_row(self.program)
-        if longest is not None and longest <= SHORT_ROW:
+        if longest is not None and longest <= SHORT_ROW and not self.columns:
             return min(SHORT_TILE // _power_of_two(longest), _power_of_two(rows))
         cores = self.chip.cores if self.chip is not None else 1
         enough = [n for n in TILE_ROWS if not isinstance(rows, int) or rows >= 2 * cores * n]
@@ -200,14 +207,20 @@ class _Kernel:
 
     def make_space(self, extent: Index, name: str) -> Block:
         """How positions of a row are taken: all at once, or in a loop."""
-        most = max(TILE // self.rows_an_instance, SHORT_ROW) if self.tile else ROW_BLOCK
+        most = ROW_BLOCK if self.widest == 32 else NARROW_ROW_BLOCK
+        if self.tile:  # sums of columns stay in their lanes, so few positions at a time will do
+            most = max(TILE // self.rows_an_instance, 4 if self.columns else SHORT_ROW)
         step = most
         if not self.tile:
             step = LONG_ROW_BLOCK if isinstance(extent, int) else ANY_ROW_BLOCK
             step = step if self.rows else LONE_BLOCK
         looped = not isinstance(extent, int) or _power_of_two(extent) > most
-        size = step if looped else _power_of_two(extent)
+        if self.fits and not self.tile and not isinstance(extent, int):
+            looped, size = False, most
+        else:
+            size = step if looped else _power_of_two(extent)
         self.lanes = max(self.lanes, size * self.rows_an_instance)
+        self.looped |= looped and not self.tile
         known = isinstance(extent, int) or not free_vars(extent) <= self.dims.keys()
         block = self.constant("BLOCK", size if known else UpTo(size, extent))
         exact = isinstance(extent, int) and extent > 0 and extent % size == 0
@@ -251,20 +264,27 @@ def _longest_row(program: Program) -> int | None:
 
 def _prefers_tiles(program: Program, rows: int) -> bool:
     """Whether neighbouring rows should run side by side: short ones, and columns."""
+    if any((free_vars(a.lo) | free_vars(a.hi)) & {x.var for x in stage.axes[:rows]}
+           for stage in program.stages for node in _reductions(stage) for a in node.axes):
+        return False  # each row has its own length
+    longest = _longest_row(program)
+    return bool(program.attrs.get("tiles")) or runs_down_columns(program, rows) or (
+        longest is not None and longest <= SHORT_ROW)
+
+
+def runs_down_columns(program: Program, rows: int) -> bool:
+    """Whether what lies side by side in memory are rows, not the positions of a row."""
     along_rows = along_positions = False
     for stage in program.stages:
         for node in _reductions(stage):
             row_vars = {a.var for a in stage.axes[:rows]}
-            if any((free_vars(a.lo) | free_vars(a.hi)) & row_vars for a in node.axes):
-                return False  # each row has its own length
             for load in loads(node.value):
                 if any(isinstance(i, Scalar) for i in load.indices):
                     continue
                 address = load.source.flat(load.indices)
                 along_rows |= any(coefficient(address, v) == 1 for v in row_vars)
                 along_positions |= any(coefficient(address, a.var) == 1 for a in node.axes)
-    longest = _longest_row(program)
-    return (along_rows and not along_positions) or (longest is not None and longest <= SHORT_ROW)
+    return along_rows and not along_positions
 
 
 def _dims(program: Program) -> list[Var]:

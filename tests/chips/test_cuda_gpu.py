@@ -1,0 +1,90 @@
+"""What needs a GPU: the chip follows the data, streams, autograd, errors, and every operator."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo.chips.cuda import driver
+from terrazzo.errors import DeviceError, OutOfMemory
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.absence()), reason="needs a GPU")]
+torch = pytest.importorskip("torch")
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+import test_every_operator as every  # noqa: E402
+
+from terrazzo.graph.ir import operator_named  # noqa: E402
+
+
+@pytest.mark.parametrize(("name", "row"), every.CASES)
+def test_values(name: str, row: every.Case, rng: np.random.Generator) -> None:
+    arrays = every.inputs_of(row, rng, "float32")
+    with tz.chip("cuda"):
+        every.check(every.graph_of(operator_named(name), arrays, row), every.present(arrays))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_chip_follows_the_data(dtype: str) -> None:
+    x = torch.randn(511, 1030, device="cuda", dtype=getattr(torch, dtype))
+    slack = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}[dtype]
+    exact = x.double()
+    pairs: list[tuple[Any, Any]] = [
+        (tz.gelu(x), torch.nn.functional.gelu(exact)), (tz.softmax(x), exact.softmax(-1)),
+        (tz.sum(x), exact.sum()), (tz.sum(x, axis=0), exact.sum(0)),
+        (tz.layer_norm(x), torch.nn.functional.layer_norm(exact, exact.shape[-1:]))]
+    for got, want in pairs:
+        assert got.is_cuda and got.dtype is x.dtype
+        torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack * max(
+            1.0, float(want.abs().max())))
+
+
+def test_autograd() -> None:
+    x = torch.randn(64, 300, device="cuda", requires_grad=True)
+    tz.softmax(tz.gelu(x)).square().sum().backward()
+    got, x.grad = x.grad.clone(), None
+    torch.nn.functional.gelu(x).softmax(-1).square().sum().backward()
+    torch.testing.assert_close(got, x.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_numbers_views_and_targets() -> None:
+    x = torch.randn(100, 100, device="cuda")
+    flat = torch.randn(1001, device="cuda")
+    torch.testing.assert_close(tz.add(x, 2.0), x + 2.0)
+    torch.testing.assert_close(tz.exp(flat[1:]), flat[1:].exp())
+    torch.testing.assert_close(tz.exp(x.T), x.T.exp())
+    for out in (torch.empty_like(x), torch.empty_like(x).T, torch.empty(10001, device="cuda")[1:]):
+        out = out.reshape(100, 100) if out.dim() == 1 else out
+        assert tz.exp(x, out=out) is out
+        torch.testing.assert_close(out, x.exp())
+
+
+def test_another_stream() -> None:
+    x = torch.randn(1024, 1 << 14, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        y = tz.softmax(tz.gelu(x))
+        torch.cuda.current_stream().synchronize()
+    torch.testing.assert_close(y, torch.nn.functional.gelu(x).softmax(-1))
+
+
+def test_sizes_that_vary() -> None:
+    function = tz.jit(lambda x: tz.softmax(x * 2))
+    for n in (5, 7, 16, 300, 512, 4096, 5000, 70000):
+        x = torch.randn(33, n, device="cuda")
+        torch.testing.assert_close(function(x), (x * 2).softmax(-1))
+
+
+def test_what_is_wrong_is_said() -> None:
+    with pytest.raises(DeviceError, match="cuda:0 and cpu"):
+        tz.add(torch.ones(3, device="cuda"), torch.ones(3))
+    with pytest.raises(DeviceError, match="cuda:0"):
+        tz.exp.on("cpu")(torch.ones(3, device="cuda"))
+    with pytest.raises(OutOfMemory):
+        tz.exp(torch.zeros(1, device="cuda").expand(1 << 38))
