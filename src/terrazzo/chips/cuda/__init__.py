@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: descriptions, and the Triton source of every kernel; nothing runs there yet."""
+"""NVIDIA GPUs: their description, Triton kernels, plans that launch them, and a simulator."""

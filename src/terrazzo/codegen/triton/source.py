@@ -28,7 +28,7 @@ ROW_BLOCK, NARROW_ROW_BLOCK = 1 << 15, 1 << 14
 # (it may be short then): best of 2048, 4096 and 8192 on an H200, by up to a third.
 LONG_ROW_BLOCK, ANY_ROW_BLOCK = 8192, 4096
 LONE_BLOCK = 1 << 14  # the same when one instance does it all, and only loads in flight help
-TILE, TILE_ROWS = 2048, (64, 32, 16)  # elements of a tile of columns; how many columns, from best
+TILE, TILE_ROWS = 1024, (64, 32, 16)  # elements of a tile of columns; how many columns, from best
 SHORT_ROW, SHORT_TILE = 64, 1024  # rows up to this length share an instance, up to this in all
 
 _REASONS = {
