@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips import registry
 from terrazzo.chips.cuda import driver
 from terrazzo.chips.cuda.simulate import Simulator
 from terrazzo.chips.memory import aligned_bytes
@@ -44,6 +45,15 @@ def test_an_absent_gpu_says_what_to_do() -> None:
         tz.exp.on("cuda")
     assert "TZ_CUDA_SIMULATE=1" in str(error.value)
     assert "absent" in repr(tz.chips())
+
+
+@pytest.mark.skipif(not driver.absence(), reason="there is a GPU")
+def test_what_was_simulated_is_absent_afterwards() -> None:
+    registry._loaded.pop("cuda", None)  # so that it is loaded while simulated
+    with knobs.override(cuda_simulate=True), tz.chip("cuda"):
+        assert tz.exp(np.zeros(3, np.float32)).tolist() == [1, 1, 1]
+    with pytest.raises(DeviceError, match="nothing can run on 'cuda'"):
+        tz.exp.on("cuda")
 
 
 def test_levels() -> None:

@@ -28,8 +28,8 @@ class Cuda(Chip):
     levels = (*LEVELS, "triton", "ptx", "sass")
     program_levels = ("triton", "ptx", "sass")
 
-    def __init__(self, spec: ChipSpec | None = None, simulated: bool | None = None):
-        self.simulated = knobs.cuda_simulate if simulated is None else simulated
+    def __init__(self, spec: ChipSpec | None = None, simulated: bool = False):
+        self.simulated = simulated  # which is a matter of settings: see `under`
         self.missing = "" if self.simulated else driver.absence()
         self.spec = spec or (h200() if self.missing or self.simulated else described())
         self.memory = HOST if self.simulated else DeviceMemory()
