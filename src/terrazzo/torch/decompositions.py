@@ -53,7 +53,7 @@ def _dropout(x: Any, p: float, train: bool | None) -> Any:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = torch.ops.terrazzo.random_mask(x.shape, 1 - p, next(_serial))
+    mask = torch.ops.terrazzo.random_mask(x.shape, 1 - p, next(_serial), device=x.device)
     return x * mask * (1 / (1 - p)), mask
 
 

@@ -1,7 +1,8 @@
 """Operators of our own that stand in graphs for torch's, where torch's ask for too much.
 
 `random_mask`: what dropout draws, from a shape alone, so that it is drawn before our code runs.
-Its number tells draws apart: torch's passes take equal calls of what they do not know for one.
+Its number tells draws apart: torch's passes take equal calls of what they do not know for one. Its
+device tells checkpointing whose random state to keep for drawing the same mask again.
 
 `attention_backward`: torch's takes the result and the row sums of the forward pass, which would
 then be kept for it. Our gradient starts from q, k and v, so nothing else is held.
@@ -16,16 +17,16 @@ import torch
 _library = torch.library.Library("terrazzo", "FRAGMENT")
 _library.define("attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, "
                 "bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)")
-_library.define("random_mask(SymInt[] size, float p, int serial) -> Tensor",
+_library.define("random_mask(SymInt[] size, float p, int serial, *, Device? device=None) -> Tensor",
                 tags=(torch.Tag.nondeterministic_seeded,))
 
 
-def _mask(size: Any, p: float, serial: int) -> Any:
-    return torch.empty(size, dtype=torch.bool).bernoulli_(p)
+def _mask(size: Any, p: float, serial: int, *, device: Any = None) -> Any:
+    return torch.empty(size, dtype=torch.bool, device=device).bernoulli_(p)
 
 
-def _shape_of_mask(size: Any, p: float, serial: int) -> Any:
-    return torch.empty(size, dtype=torch.bool)
+def _shape_of_mask(size: Any, p: float, serial: int, *, device: Any = None) -> Any:
+    return torch.empty(size, dtype=torch.bool, device=device)
 
 
 _library.impl("random_mask", _mask, "CompositeExplicitAutograd")
