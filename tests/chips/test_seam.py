@@ -116,7 +116,8 @@ def test_a_model_in_a_session(name: str, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_chips_are_listed_and_found_by_name(x: np.ndarray) -> None:
+def test_chips_are_listed_and_found_by_name(x: np.ndarray, monkeypatch: pytest.MonkeyPatch
+                                            ) -> None:
     listed = tz.chips()
     assert next(iter(listed)) == "cpu" and "abacus" in listed and isinstance(listed["cpu"], tz.Chip)
     assert "levels" in repr(listed) and "beads" in repr(listed)
@@ -124,6 +125,7 @@ def test_chips_are_listed_and_found_by_name(x: np.ndarray) -> None:
     with pytest.raises(DeviceError, match="there is no chip 'tpu'") as error:
         tz.exp.on("tpu")
     assert "abacus" in str(error.value) and "register" in str(error.value)
+    monkeypatch.setattr(type(listed["cuda"]), "absence", "there is no GPU")  # nor elsewhere
     with pytest.raises(DeviceError, match="nothing can run on 'cuda'"):
         tz.exp.on("cuda")
     with pytest.raises(ArgumentError, match="taken"):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("expecttest")  # which torch.testing imports
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import torch_operators  # noqa: E402
 

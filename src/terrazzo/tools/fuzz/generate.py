@@ -29,7 +29,8 @@ def operators() -> list[str]:
 def _built_in(op: Operator) -> bool:
     """Whether an operator is ours: what users define must not change the programs of a seed."""
     definition = op.body or op.expr or op.loops or op.reference
-    return getattr(definition, "__module__", "").startswith("terrazzo.")
+    # What is registered in torch may have been made from text, which is in no module.
+    return str(getattr(definition, "__module__", None)).startswith("terrazzo.")
 
 
 def random_program(rng: np.random.Generator, names: Sequence[str] | None = None) -> Program:
