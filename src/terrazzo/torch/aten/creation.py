@@ -31,7 +31,8 @@ def full_like(x: Any, *args: Any, out: TensorType, fill_value: Any = None, dtype
 
 
 @aten("zeros_like", "zeros.default", "new_zeros", "empty.memory_format", "empty_like",
-      "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", typed=True)
+      "new_empty", "_efficientzerotensor", "empty_strided", "new_empty_strided",
+      "empty_permuted", typed=True)
 def zeros(*args: Any, out: TensorType, **kwargs: Any) -> Any:
     return filled(out, 0)
 

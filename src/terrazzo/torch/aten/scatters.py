@@ -16,7 +16,7 @@ from terrazzo.ops.joining import stack
 from terrazzo.ops.scan import cumsum
 from terrazzo.ops.shape import broadcast_to, permute_dims, reshape
 from terrazzo.torch.aten.indexing import indexed_axes, with_axis
-from terrazzo.torch.aten.registry import aten, unsupported
+from terrazzo.torch.aten.registry import aten
 
 _HOW = {"add": "add", "multiply": "mul", "sum": "add", "prod": "mul", "amax": "max",
         "amin": "min", "mean": "add"}
@@ -202,7 +202,7 @@ def masked_scatter_backward(grad: Any, mask: Any, sizes: Any, *, out: TensorType
 
 @aten("nonzero_static", typed=True)
 def nonzero_static(x: Any, size: int, fill_value: int = -1, *, out: TensorType) -> Any:
-    if x.ndim == 0 or math.prod(out.shape) == 0 or x.size == 0:
-        unsupported("nonzero_static of a tensor without axes or elements")
+    if math.prod(out.shape) == 0 or x.size == 0:
+        return full(shape=out.shape, value=fill_value, dtype=out.dtype)
     found = lookups.nonzero(x, size=size, fill_value=fill_value)
     return stack(*found, axis=1)
