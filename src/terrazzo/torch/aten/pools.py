@@ -107,8 +107,14 @@ def max_unpool(x: Any, indices: Any, output_size: Any, *more: Any, out: TensorTy
 
 
 # ---------------------------------------------------------------- means
+def _check_floats(x: Value) -> None:
+    if not x.dtype.is_float:
+        unsupported("the mean of integers, which torch refuses")
+
+
 def _average(x: Value, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
              count_include_pad: bool, divisor: Any, rank: int) -> Value:
+    _check_floats(x)
     attrs = _attrs(kernel_size, stride, padding, (1,), rank)
     over = _overhang(x, attrs, ceil_mode)
     batched = _batched(x, rank)
@@ -155,6 +161,7 @@ def _windows(n: Any, count: Any) -> list[tuple[int, int]]:
 
 @aten("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", typed=True)
 def adaptive_average_pool(x: Any, size: Any, *, out: TensorType) -> Any:
+    _check_floats(x)
     rank = len(size)
     axes = tuple(range(x.ndim - rank, x.ndim))
     if all(n == 1 for n in size):

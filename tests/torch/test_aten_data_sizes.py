@@ -1,0 +1,68 @@
+"""Sizes that only data tells: torch finds them, our code goes on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from terrazzo.torch import backend  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def captured() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True,
+                                    capture_dynamic_output_shape_ops=True):
+        yield
+
+
+def compiled(function: Any) -> Any:
+    return torch.compile(function, backend=backend.terrazzo, fullgraph=True)
+
+
+def test_what_is_asserted_of_a_size_waits_for_it() -> None:
+    def function(x: Any, mask: Any) -> Any:
+        chosen = (x * 2).masked_select(mask)
+        torch._check(chosen.shape[0] <= 10)
+        return chosen.exp() + chosen.shape[0]
+
+    x, mask = torch.randn(10), torch.arange(10) % 3 == 0
+    torch.testing.assert_close(compiled(function)(x, mask), function(x, mask))
+
+
+def test_a_size_among_several_results() -> None:
+    def function(x: Any, index: Any) -> Any:
+        values, counts = torch.unique(index, return_counts=True)
+        return x.index_select(0, values) * counts
+
+    x, index = torch.randn(8), torch.tensor([1, 5, 1, 7])
+    torch.testing.assert_close(compiled(function)(x, index), function(x, index))
+
+
+def test_the_gradient_of_what_fills() -> None:
+    """It is a sum over the different indices, as many as there are."""
+    x, value = torch.randn(6, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    index = torch.tensor([0, 3, 3])
+
+    def function(x: Any, value: Any) -> Any:
+        return torch.index_fill(x, 0, index, value)
+
+    weights = torch.arange(1.0, 7.0)
+    found = torch.autograd.grad(compiled(function)(x, value), (x, value), weights)
+    true = torch.autograd.grad(function(x, value), (x, value), weights)
+    for ours, theirs in zip(found, true):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_means_of_integers_are_refused_as_in_eager_mode() -> None:
+    x = torch.ones(1, 2, 4, 4, dtype=torch.int64)
+    with pytest.raises(RuntimeError):
+        torch.nn.functional.adaptive_avg_pool2d(x, 2)
+    with pytest.raises(RuntimeError):
+        compiled(lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 2))(x)
