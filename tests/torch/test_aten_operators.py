@@ -32,7 +32,7 @@ mvlgamma.mvlgamma_p_3 nan_to_num nanquantile native_batch_norm native_layer_norm
 nn.functional.adaptive_avg_pool2d nn.functional.adaptive_max_pool2d nn.functional.avg_pool2d
 nn.functional.batch_norm nn.functional.bilinear nn.functional.celu nn.functional.conv2d
 nn.functional.conv_transpose2d nn.functional.cosine_similarity nn.functional.cross_entropy
-nn.functional.embedding nn.functional.gelu nn.functional.glu
+nn.functional.embedding nn.functional.gelu nn.functional.glu nn.functional.grid_sample
 nn.functional.group_norm nn.functional.huber_loss nn.functional.interpolate.bicubic
 nn.functional.interpolate.nearest-exact nn.functional.interpolate.trilinear
 nn.functional.kl_div nn.functional.layer_norm nn.functional.linear nn.functional.max_pool1d

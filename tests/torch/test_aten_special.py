@@ -71,3 +71,14 @@ def test_mantissa_and_exponent() -> None:
     x = torch.tensor([0.0, 1.0, -3.0, 0.75, 1e-40, -1e-45, 3e38, float("inf"), float("nan")])
     for found, true in zip(compiled(torch.frexp)(x), torch.frexp(x)):
         torch.testing.assert_close(found, true, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("function", [torch.igamma, torch.igammac])
+def test_incomplete_gamma(function: Any) -> None:
+    torch.manual_seed(0)
+    a = torch.cat([torch.rand(200) * 10, torch.rand(50) * 200, torch.rand(9), torch.tensor(EDGES)])
+    x = torch.cat([torch.rand(200) * 12, torch.rand(50) * 200, torch.tensor(
+        [0.0, float("inf"), float("nan"), -1.0, 1e-6, 1e3, 0.5, 2.0, 9.0]), torch.rand(12) * 3])
+    found = compiled(function)(a, x).double()
+    torch.testing.assert_close(found, function(a.double(), x.double()), rtol=5e-6, atol=5e-7,
+                               equal_nan=True)

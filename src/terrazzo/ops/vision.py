@@ -118,7 +118,7 @@ def _taps(x: Value, count: Index, mode: str, padding_mode: str, align_corners: b
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     if mode == "nearest":
         x = round_even(x)
-    if padding_mode != "zeros":
+    if padding_mode in ("border", "reflection"):
         outside = bitwise_or(less(x, low), greater(x, high))
         inner = minimum(maximum(x, 0.0), size - 1.0) if padding_mode == "border" else _reflected(
             x, low, high)
@@ -188,6 +188,7 @@ def _batch_index(size: Index, rank: int) -> Value:
     return reshape(arange(start=size, dtype=int64), shape=(size, *(1,) * (rank - 1)))
 
 
+_BORDERS = ("zeros", "border", "edge", "reflection")
 _GRID_MODES = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic": "cubic",
                "nearest": "nearest"}
 
@@ -198,12 +199,13 @@ def grid_sample(x: Any, grid: Any, *, mode: str = "linear", padding_mode: str = 
     """elements of x [N, C, *S] at the places of grid [N, *O, len(S)]: [N, C, *O]
 
     Places go from -1 to 1 along an axis, the last axis first. Beyond are "zeros", the "border" or
-    its "reflection". Modes are nearest, linear and cubic.
+    its "reflection". Modes are nearest, linear and cubic. A place beyond the "border" is moved to
+    it (as in ONNX); with "edge" only the elements around are (as torch's bicubic mode does).
     """
-    if mode not in _GRID_MODES or padding_mode not in ("zeros", "border", "reflection"):
+    if mode not in _GRID_MODES or padding_mode not in _BORDERS:
         raise ArgumentError(f"grid_sample has no mode {mode!r} with padding_mode "
                             f"{padding_mode!r}", where=user_location(),
-                            hint="use nearest, linear or cubic; zeros, border or reflection")
+                            hint="use nearest, linear or cubic; zeros, border, edge or reflection")
     sizes = _spatial("grid_sample", x)
     if grid.ndim != x.ndim or grid.shape[-1] != len(sizes):
         raise ShapeError(f"grid_sample of {dims_text(x.shape)} needs a grid of {x.ndim} axes, the "

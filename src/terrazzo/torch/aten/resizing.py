@@ -174,11 +174,9 @@ _MODES, _BORDERS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflecti
 @aten("grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(x: Any, grid: Any, interpolation_mode: int, padding_mode: int,
                  align_corners: bool) -> Any:
-    if (interpolation_mode, padding_mode) == (2, 1):
-        # Ours moves a place to the border before it weighs, as ONNX does; torch does not.
-        unsupported("cubic sampling beyond the border")
-    return grid_sample(x, grid, mode=_MODES[interpolation_mode],
-                       padding_mode=_BORDERS[padding_mode], align_corners=align_corners)
+    mode, border = _MODES[interpolation_mode], _BORDERS[padding_mode]
+    border = "edge" if (mode, border) == ("cubic", "border") else border
+    return grid_sample(x, grid, mode=mode, padding_mode=border, align_corners=align_corners)
 
 
 @aten("grid_sampler_2d_backward", "grid_sampler_3d_backward")

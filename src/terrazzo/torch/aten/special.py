@@ -297,6 +297,71 @@ def polygamma(n: int, x: Any, *, out: TensorType) -> Any:
     return _zeta(order, wide) * ((-1) ** (n + 1) * math.factorial(n))
 
 
+# ---------------------------------------------------------------- incomplete gamma functions
+def _lower_series(a: Value, x: Value) -> Value:
+    """The regularised lower function over its prefactor, for x up to a + 1."""
+    def step(state: Any) -> Any:
+        k, term, total = state
+        term = term * x / (a + k)
+        return k + 1, term, total + term
+
+    def goes_on(state: Any) -> Any:
+        return reduce.any_(e.greater(state[1], 1e-12 * state[2]))
+
+    first = 1 / a
+    return while_loop(goes_on, step, (full(shape=(), value=1.0, dtype=float64), first, first))[2]
+
+
+def _upper_fraction(a: Value, x: Value) -> Value:
+    """The regularised upper function over its prefactor, for x from a + 1 on (Lentz's method)."""
+    def step(state: Any) -> Any:
+        k, b, c, d, made, _ = state
+        factor = k * (a - k)
+        b = b + 2
+        d = 1 / (factor * d + b)
+        c = b + factor / c
+        return k + 1, b, c, d, made * c * d, c * d - 1
+
+    def goes_on(state: Any) -> Any:
+        return reduce.any_(e.greater(e.absolute(state[5]), 1e-12))
+
+    b = x + 1 - a
+    start = (full(shape=(), value=1.0, dtype=float64), b, 0 * b + 1e300, 1 / b, 1 / b, 0 * b + 1)
+    return while_loop(goes_on, step, start)[4]
+
+
+def _incomplete_gamma(a: Value, x: Value, upper: bool) -> Value:
+    inside = e.logical_and(e.logical_and(e.greater(a, 0), e.greater(x, 0)),
+                           e.logical_and(e.isfinite(a), e.isfinite(x)))
+    safe_a, safe_x = e.where(inside, a, 1.0), e.where(inside, x, 1.0)
+    short = e.less(safe_x, safe_a + 1)
+    scale = e.exp(safe_a * e.log(safe_x) - safe_x - e.lgamma(safe_a))
+    low = scale * _lower_series(safe_a, e.where(short, safe_x, 0.5 * safe_a))
+    high = scale * _upper_fraction(safe_a, e.where(short, safe_a + 2, safe_x))
+    lower = e.where(short, low, 1 - high)
+    made = e.where(short, 1 - low, high) if upper else lower
+    none = e.logical_or(e.equal(x, 0), e.isinf(a))  # nothing of the integral lies below x
+    edge = e.where(none, 1.0 if upper else 0.0, 0.0 if upper else 1.0)
+    bad = e.logical_or(e.logical_or(e.less(a, 0), e.less(x, 0)), e.logical_or(
+        e.logical_and(e.equal(a, 0), e.equal(x, 0)), e.logical_and(e.isinf(a), e.isinf(x))))
+    bad = e.logical_or(bad, e.logical_or(e.isnan(a), e.isnan(x)))
+    return e.where(bad, math.nan, e.where(inside, made, edge))
+
+
+@aten("igamma", "special_gammainc", typed=True)
+def igamma(a: Any, x: Any, *, out: TensorType) -> Any:
+    if math.prod(out.shape) == 0:
+        return zeros(shape=out.shape, dtype=out.dtype)
+    return _incomplete_gamma(*_together(a, x, out), upper=False)
+
+
+@aten("igammac", "special_gammaincc", typed=True)
+def igammac(a: Any, x: Any, *, out: TensorType) -> Any:
+    if math.prod(out.shape) == 0:
+        return zeros(shape=out.shape, dtype=out.dtype)
+    return _incomplete_gamma(*_together(a, x, out), upper=True)
+
+
 def _together(x: Any, y: Any, out: TensorType) -> tuple[Value, Value]:
     made = [_wide(e.astype(v, dtype=out.dtype)) if isinstance(v, Value) else
             full(shape=(), value=float(v), dtype=float64) for v in (x, y)]
