@@ -1,4 +1,4 @@
-"""Sizes that only data tells: torch finds them, our code goes on with them."""
+"""Sizes that vary or that only data tells, as sizes of results and as numbers in arithmetic."""
 
 from __future__ import annotations
 
@@ -66,3 +66,31 @@ def test_means_of_integers_are_refused_as_in_eager_mode() -> None:
         torch.nn.functional.adaptive_avg_pool2d(x, 2)
     with pytest.raises(RuntimeError):
         compiled(lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 2))(x)
+
+
+def test_a_number_out_of_a_tensor_fills_another() -> None:
+    def function(x: Any, number: Any) -> Any:
+        return torch.clamp(torch.tanh(x).fill_(number.item()), 0, x.shape[0] - 1)
+
+    given = torch.randn(47), torch.tensor(7)
+    found = torch.compile(function, backend=backend.terrazzo, dynamic=True, fullgraph=True)(*given)
+    torch.testing.assert_close(found, function(*given))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x * x.shape[1] ** -0.5, lambda x: x / x.shape[1], lambda x: x + x.shape[0],
+    lambda x: torch.full_like(x, x.shape[1]), lambda x: torch.chunk(x, 2, 1),
+    lambda x: [part + 1 for part in torch.chunk(x, 2, 1)]])
+def test_sizes_in_arithmetic_and_parts(function: Any) -> None:
+    fast = torch.compile(function, backend=backend.terrazzo, dynamic=True)
+    for n in (8, 12):
+        x = torch.randn(3, n)
+        torch.testing.assert_close(list(fast(x)), list(function(x)))
+
+
+def test_products_of_two_types_are_refused_as_in_eager_mode() -> None:
+    x, y = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.float64)
+    with pytest.raises(RuntimeError):
+        torch.mm(x, y)
+    with pytest.raises(RuntimeError):
+        compiled(torch.mm)(x, y)

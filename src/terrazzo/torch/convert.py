@@ -15,6 +15,7 @@ from terrazzo.dtypes import DType, as_dtype
 from terrazzo.errors import ShapeError, TerrazzoError, UnsupportedOperator
 from terrazzo.graph.applying import as_value, constant
 from terrazzo.graph.ir import TensorType, Value
+from terrazzo.index import IndexExpr
 from terrazzo.index.guards import granted
 from terrazzo.ops.elementwise import astype
 from terrazzo.torch import aten  # noqa: F401  the converters register themselves
@@ -152,6 +153,8 @@ def _promoted(node: Node, args: list[Any], kwargs: dict[str, Any], converter: Co
     skip = 1 if converter.promotes == "WHERE" else 0
 
     def cast(value: Any) -> Any:
+        if isinstance(value, IndexExpr):
+            value = as_value(value)
         if isinstance(value, Value):
             return value if value.dtype is joint else astype(value, dtype=joint)
         return value

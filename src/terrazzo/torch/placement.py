@@ -23,6 +23,8 @@ from terrazzo.torch.aten.shapes import PARTS, VIEWS
 from terrazzo.torch.convert import Conversion, converted, fresh, location, refusal
 from terrazzo.torch.symbols import Names, hints_in, symbols_in, variable
 
+READS = "aten._local_scalar_dense.default"  # a number out of a tensor: sizes may be made of it
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -205,8 +207,9 @@ def _levels(gm: GraphModule, reasons: Mapping[Node, Reason]) -> dict[Node, int]:
                 continue  # a view of what is held outside: made wherever it is wanted
             level[node] = least if least % 2 == 0 else least + 1
             continue
-        if is_scalar(node) and all(n.op == "placeholder" or (is_scalar(n) and n not in level)
-                                   for n in node.all_input_nodes):
+        if is_scalar(node) and str(node.target) != READS and all(
+                n.op == "placeholder" or (is_scalar(n) and n not in level)
+                for n in node.all_input_nodes):
             numbers[node] = least
             continue  # computed wherever it is wanted
         if _is_ordered(node):

@@ -18,6 +18,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from terrazzo.errors import TerrazzoError, UnsupportedOperator
+from terrazzo.torch.aten.shapes import PARTS
 from terrazzo.torch.convert import refusal
 from terrazzo.torch.entry import laid, laid_in_order
 from terrazzo.torch.options import BackendOptions
@@ -305,6 +306,8 @@ class _Writer:
             held = self.variable(source)
             self.lines.append(f"{self.name_of(node)} = {held}[{self.literal(index)}]")
             self._note_sizes(node, self.symbol_sources)
+        elif str(node.target) in PARTS and node not in self.placement.reasons:
+            self._call_line(node)  # views of what is held, whose sizes vary
         else:
             assert is_scalar(node), f"{node.name} is computed after it is used"
             self.torch_call(node)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from terrazzo.graph.applying import as_value
 from terrazzo.graph.ir import TensorType, Value
+from terrazzo.index import IndexExpr
 from terrazzo.ops import creation
 from terrazzo.ops.arrange import eye as our_eye
 from terrazzo.ops.elementwise import astype
@@ -13,7 +15,9 @@ from terrazzo.torch.aten.registry import aten, converts, unsupported
 
 
 def filled(out: TensorType, value: Any) -> Any:
-    """A tensor of one number or value."""
+    """A tensor of one number or value, or of a size that varies."""
+    if isinstance(value, IndexExpr):
+        value = as_value(value)
     if isinstance(value, Value):
         return broadcast_to(astype(value, dtype=out.dtype), shape=out.shape)
     return creation.full(shape=out.shape, value=value, dtype=out.dtype)

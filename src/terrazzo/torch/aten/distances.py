@@ -44,8 +44,10 @@ def _slope(difference: Value, grad: Value, norm: Value, p: float) -> Value:
         return e.where(e.equal(size, norm), sign * grad, 0)
     if p == 2:
         return e.where(e.equal(norm, 0), 0, difference / norm * grad)
-    raised = e.where(e.equal(size, 0), 0, e.power(size, p - 1))
-    return e.where(e.equal(norm, 0), 0, sign * raised * grad / e.power(norm, p - 1))
+    # Both powers may be large while their ratio is not: more digits than the result has.
+    ratio = e.astype(size, dtype="float64") / e.where(e.equal(norm, 0), 1, norm)
+    raised = e.where(e.equal(size, 0), 0, e.power(ratio, p - 1))
+    return e.where(e.equal(norm, 0), 0, sign * e.astype(raised, dtype=grad.dtype) * grad)
 
 
 def _differences(x: Value, y: Value) -> Value:

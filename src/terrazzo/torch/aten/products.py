@@ -7,11 +7,13 @@ from typing import Any
 
 from terrazzo.ops import contract, reduce
 from terrazzo.ops.shape import expand_dims
-from terrazzo.torch.aten.registry import aten
+from terrazzo.torch.aten.registry import aten, unsupported
 
 
 @aten("mm", "bmm")
 def mm(x: Any, y: Any) -> Any:
+    if x.dtype is not y.dtype:
+        unsupported("a product of two types, which torch refuses")
     return contract.matmul(x, y)
 
 
