@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+import terrazzo as tz  # noqa: E402
 from terrazzo.torch import backend  # noqa: E402
 from terrazzo.torch.program import Program  # noqa: E402
 
@@ -142,3 +143,22 @@ def test_training(name: str, programs: list[Program]) -> None:
     for a, b in zip(after, model.buffers(), strict=True):
         torch.testing.assert_close(a, b)
     assert all_ours(programs)
+
+
+def test_operators_that_are_registered_are_opened(programs: list[Program]) -> None:
+    @tz.op
+    def bent(x: Any, alpha: Any = 1.0) -> Any:
+        return alpha * tz.maximum(x, 0) ** 2
+
+    op = tz.torch.register(bent, "terrazzo_tests::bent")
+    x, alpha = torch.randn(4, 5, requires_grad=True), torch.tensor(1.5, requires_grad=True)
+
+    def function(x: Any, alpha: Any) -> Any:
+        return op(x.sin(), alpha).exp()
+
+    found = compiled(function, fullgraph=True)(x, alpha)
+    gradients = torch.autograd.grad(found.sum(), (x, alpha))
+    wanted = function(x, alpha)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients, torch.autograd.grad(wanted.sum(), (x, alpha)))
+    assert len(programs) == 2 and all_ours(programs)

@@ -20,6 +20,7 @@ from terrazzo.index.guards import granted
 from terrazzo.ops.elementwise import astype
 from terrazzo.torch import aten  # noqa: F401  the converters register themselves
 from terrazzo.torch.aten.registry import Converter, converter_of, without_placement
+from terrazzo.torch.overload import overload_of
 from terrazzo.torch.symbols import Names, index_of
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -56,19 +57,27 @@ def refusal(fake: Any) -> str | None:
 
 def converted(node: Node, into: Conversion) -> Any:
     """The value or values of a call; raises UnsupportedOperator with the reason why not."""
+    args, kwargs = _arguments(node, into)
+    out = _result_types(node.meta.get("val"), into.names)
+    ours = overload_of(node.target)
+    if ours is not None:  # torch was told of it by `register`: what it means is known
+        made = ours.values(ours.schema.arguments(args, kwargs))
+        return _all_fitted(ours.packed(made), out, node)
     converter = converter_of(node.target)
     if converter is None:
         raise UnsupportedOperator("no converter")
-    args, kwargs = _arguments(node, into)
     if converter.promotes:
         args, kwargs = _promoted(node, args, kwargs, converter)
-    out = _result_types(node.meta.get("val"), into.names)
     extra: dict[str, Any] = {"out": out} if converter.typed else {}
     if converter.placed:
         fake = _meta(node.args[0])
         extra["lies"] = ([index_of(n, into.names) for n in fake.stride()],
                          index_of(fake.storage_offset(), into.names))
     result = converter.function(*args, **without_placement(kwargs), **extra)
+    return _all_fitted(result, out, node)
+
+
+def _all_fitted(result: Any, out: Any, node: Node) -> Any:
     if isinstance(out, tuple):
         return tuple(None if v is None or t is None else _fitted(v, t, node)
                      for v, t in zip(result, out, strict=True))
