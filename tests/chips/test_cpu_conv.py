@@ -34,6 +34,7 @@ from terrazzo.loop.ir import Function, Tile, walk
 from terrazzo.loop.simplify import simplify
 from terrazzo.ops.activation import clip, gelu, relu
 from terrazzo.ops.conv import conv, convolve
+from terrazzo.ops.shape import permute_dims
 from terrazzo.runtime.executable import Executable
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host().vector_bits]
@@ -214,6 +215,44 @@ def test_channels_first_is_read_by_strides() -> None:
                     (1, 1))
     got = run(function, host(), [x, w], want.shape)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+# Orders in memory of the axes of weights [taps, taps, channels, outputs].
+LAYOUTS = {"outputs first": (3, 2, 0, 1), "channels last": (3, 0, 1, 2),
+           "channels first": (2, 3, 0, 1), "outputs last": (0, 1, 2, 3), "odd": (0, 3, 2, 1)}
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("order", LAYOUTS.values(), ids=LAYOUTS)
+def test_weights_packed_at_each_call_give_the_bits_of_constant_ones(
+        chip: ChipSpec, order: tuple[int, ...], dtype: DType) -> None:
+    """Channels in several pieces, panels that are not full, groups, windows of one and of many."""
+    back = tuple(int(n) for n in np.argsort(order))
+    for taps, channels, outputs, groups, stride in [
+            ((3, 3), 37, 70, 1, 1), ((1, 1), 300, 48, 1, 2), ((3, 2), 5, 34, 2, 1),
+            ((1, 3), 1, 3, 3, 1)]:
+        x = numbers((1, 9, 11, channels * groups), dtype)
+        w = numbers((*taps, channels, outputs * groups), dtype, 1)
+        lying = np.ascontiguousarray(w.transpose(order))
+        attrs = {"strides": (stride, stride), "padding": ((1, 1), (0, 1)), "dilation": (1, 1),
+                 "groups": groups}
+        program = convolution(
+            lambda x, w, attrs=attrs: convolve(x, permute_dims(w, axes=back), **attrs),
+            [x.shape, lying.shape], dtype)
+        want = expected(x, w, **attrs)
+        match = match_convolution(program)
+        assert match is not None
+        results = []
+        for constants in (frozenset({match.w.source}), frozenset()):
+            function = lower_convolution(program, chip, constants)
+            assert function is not None
+            assert bool(function.packed) == bool(constants)
+            results.append(run(function, chip, [x, lying], want.shape))
+        np.testing.assert_array_equal(*results)
+        unit = {float32: 2.0**-24, bfloat16: 2.0**-8}[dtype]
+        size = expected(np.abs(x), np.abs(w), **attrs)
+        assert np.all(np.abs(results[1].astype(np.float64) - want) <= (
+            np.sqrt(w[..., 0].size) + 8) * unit * size)
 
 
 @pytest.mark.parametrize("dtype", [float32, float16, bfloat16], ids=lambda d: d.name)

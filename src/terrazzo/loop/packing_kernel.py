@@ -10,7 +10,7 @@ from terrazzo.index import Index, Var, minimum
 from terrazzo.loop.ir import Buffer, For, Function, If, Stmt, Store, block
 from terrazzo.loop.packing import Packing, Steps
 from terrazzo.loop.pair_tile import pair_panel
-from terrazzo.loop.tiles import transpose_tile
+from terrazzo.loop.panels import KAxis, Panel
 
 
 def packing_function(name: str, packing: Packing, dtype: DType, size: int) -> Function:
@@ -27,26 +27,29 @@ def packing_function(name: str, packing: Packing, dtype: DType, size: int) -> Fu
     start = start + first * packing.columns[1]
     room = math.prod(packing.shape[len(packing.batch) + 1:])
     live = minimum(packing.columns[0] - first, packing.width)
-    body = _pack_panel(packing, source, packed, start, task * room, live, packing.k)
+    if packing.together == 1:
+        used: set[str] = set()
+        rooms = [math.prod(packing.shape[len(packing.batch) + 2 + n:])
+                 for n in range(len(packing.k))]
+        body = Panel(packed, task * room, source, start, packing.width, live, packing.columns[1],
+                     lambda name: _unused(name, used)).filled(
+            [KAxis(n, step, room) for (n, step), room in zip(packing.k, rooms, strict=True)])
+    else:
+        body = _pack_panel(packing, source, packed, start, task * room, live, packing.k)
     return Function(name, (source, packed), (), For(task, 0, tasks, body, "parallel"),
                     "packing", bytes=size * dtype.itemsize + packing.size * packing.dtype.itemsize)
 
 
 def _pack_panel(packing: Packing, source: Buffer, packed: Buffer, start: Index, to: Index,
                 live: Index, axes: tuple[Steps, ...]) -> Stmt:
-    """One panel, or what is left of it for fixed places along the first axes of k."""
+    """One panel of several steps together, or what is left of it for fixed places along k."""
     (count, stride), *inner = axes
     width, together, dtype = packing.width, packing.together, source.dtype
     if inner:
         p = _below(f"p{len(inner)}", count)
-        room = math.prod(packing.shape[-len(inner) - (1 if together == 1 else 2):])
+        room = math.prod(packing.shape[-len(inner) - 2:])
         return For(p, 0, count, _pack_panel(packing, source, packed, start + p * stride,
                                             to + p * room, live, tuple(inner)))
-    if together == 1 and stride == 1 and packing.columns[1] != 1:
-        p = _below("p", count)
-        return block(transpose_tile(packed, to, source, start, count, width, packing.columns[1],
-                                    width, live),
-                     For(p, 0, count, _zeros(packed, to + p * width, 1, live, width)))
     if packing.dtype is dtype and dtype.bits == 16 and together == 2 and stride == 1:
         p = _below("p", math.ceil(count / 2))
         return block(pair_panel(packed, to, source, start, count, 2 * width, packing.columns[1],
@@ -79,6 +82,12 @@ def _pack_panel(packing: Packing, source: Buffer, packed: Buffer, start: Index, 
 def _zeros(packed: Buffer, at: Index, step: int, lo: Index, hi: int) -> Stmt:
     j = _below("j", hi)
     return For(j, lo, hi, Store(packed, at + j * step, Const(packed.dtype, 0)), "vector")
+
+
+def _unused(name: str, used: set[str]) -> str:
+    name = f"{name}{len(used)}"
+    used.add(name)
+    return name
 
 
 def _below(name: str, extent: int) -> Var:

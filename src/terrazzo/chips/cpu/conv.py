@@ -22,10 +22,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from terrazzo.base.scalar import Const, Load, Scalar, as_scalar, call, cast
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call, cast
 from terrazzo.chips.cpu.conv_parts import Place, Values
 from terrazzo.chips.cpu.conv_plan import covered
-from terrazzo.chips.cpu.conv_rows import ReadingConv, Source, Taps
+from terrazzo.chips.cpu.conv_rows import Source, Taps
+from terrazzo.chips.cpu.conv_weights import PackingConv
 from terrazzo.chips.cpu.depthwise import Depthwise, keeps_channels_apart
 from terrazzo.chips.cpu.kernel_parts import Names
 from terrazzo.chips.spec import ChipSpec
@@ -34,11 +35,9 @@ from terrazzo.expr.convolution import Convolution, match_convolution
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, ceildiv, maximum, minimum
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, If, Stmt, Store, block
-from terrazzo.loop.packing import Packing
 from terrazzo.loop.window_tile import Level, Pixels, window_tile
 
 _TASK_FLOPS = 1 << 17  # below this a task of its own does not pay
-_PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 
 
 def lower_convolution(program: Program, chip: ChipSpec, constants: frozenset[Tensor]
@@ -82,7 +81,7 @@ class _Strip:
         return self.first_tile + self.tiles
 
 
-class _Dense(ReadingConv):
+class _Dense(PackingConv):
     """A convolution in the making: its tasks, their strips and tiles."""
 
     # ------------------------------------------------------------ the function
@@ -97,42 +96,6 @@ class _Dense(ReadingConv):
         size = self.conv.groups * self.tiling.panels * self.depth * self.tiling.nr
         packed = Buffer(self.fresh("w_packed"), self.wide, size)
         return self.function(Alloc(packed, block(self.pack(packed), self.tasks(packed))))
-
-    def packing(self) -> Packing | None:
-        """How constant weights shall lie, if their strides are known."""
-        conv = self.conv
-        steps = [(s.taps, s.w_step) for s in self.spaces] + [(conv.channels, conv.w_channel)]
-        numbers = [conv.w_output, conv.w_start, *(step for _, step in steps)]
-        if not all(isinstance(n, int) for n in numbers):
-            return None
-        output, start, *between = (n for n in numbers if isinstance(n, int))
-        k = tuple((n, step) for (n, _), step in zip(steps, between, strict=True))
-        return Packing(self.wide, self.tiling.nr, (self.share, output), k,
-                       ((conv.groups, self.share * output),), start)
-
-    def pack(self, packed: Buffer) -> Stmt:
-        """All weights in panels, in parallel."""
-        conv, nr = self.conv, self.tiling.nr
-        taps = math.prod(s.taps for s in self.spaces)
-        task, names = self.var("task"), Names(self.fresh)
-        group = names("group", task // (self.tiling.panels * taps))
-        panel = names("panel", task // taps % self.tiling.panels)
-        tap = names("tap", task % taps)
-        c, j, rest = self.var("c", conv.channels), self.var("j", nr), self.var("j", nr)
-        first = names("outputs", panel * nr)
-        at = conv.w_start + c * conv.w_channel + (group * self.share + first + j) * conv.w_output
-        left = tap
-        for space in reversed(self.spaces):
-            at = at + left % space.taps * space.w_step
-            left = left // space.taps
-        to = names("to", task * (conv.channels * nr)) + c * nr
-        live = names("live", minimum(nr, self.share - first), nr)
-        value = cast(Load(self.w.dtype, self.w, (at,)), self.wide)
-        body = For(c, 0, conv.channels, block(
-            For(j, 0, live, Store(packed, to + j, value), "vector"),
-            For(rest, live, nr, Store(packed, to + rest, Const(self.wide, 0)), "vector")))
-        return For(task, 0, conv.groups * self.tiling.panels * taps, names.around(body), "parallel",
-                   max(1, _PACK_ELEMENTS // (conv.channels * nr)))
 
     def tasks(self, weights: Buffer) -> Stmt:
         """One task for each member of the batch, group, strip and range of panels."""
