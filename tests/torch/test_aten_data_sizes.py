@@ -94,3 +94,14 @@ def test_products_of_two_types_are_refused_as_in_eager_mode() -> None:
         torch.mm(x, y)
     with pytest.raises(RuntimeError):
         compiled(torch.mm)(x, y)
+
+
+def test_views_that_are_negated_or_conjugated_when_read() -> None:
+    def function(x: Any) -> Any:
+        turned = x.conj()
+        return turned.real + turned.imag, turned.imag * 2, turned * 2
+
+    x = torch.randn(4, dtype=torch.complex64)
+    for given in (x, x.conj()):
+        for ours, theirs in zip(compiled(function)(given), function(given)):
+            torch.testing.assert_close(ours, theirs)

@@ -190,6 +190,8 @@ def fresh(node: Node, names: Names, name: str = "") -> Value:
     """An input of a graph for a node that is computed elsewhere."""
     val = node.meta.get("val")
     why = refusal(val)
+    if why is None and isinstance(val, torch.Tensor) and (val.is_conj() or val.is_neg()):
+        why = f"{node.name}, which torch negates or conjugates when it reads it"
     if why is not None or not isinstance(val, torch.Tensor):
         raise UnsupportedOperator(why or f"{node.name}, which is no tensor")
     return Value(type_of(val, names), name=name)

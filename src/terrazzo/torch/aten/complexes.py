@@ -9,12 +9,13 @@ from typing import Any
 from terrazzo.graph.ir import TensorType
 from terrazzo.ops import complex as c
 from terrazzo.ops import spectra
-from terrazzo.ops.elementwise import isnan, less, where
+from terrazzo.ops.elementwise import isnan, less, negative, where
 from terrazzo.torch.aten.registry import CONVERTERS, Converter, aten, unsupported
 
 CONVERTERS.update({f"aten.{name}": Converter(function) for name, function in {
     "view_as_real": c.view_as_real, "view_as_complex": c.view_as_complex, "real": c.real,
     "imag": c.imag, "_conj": c.conj, "_conj_physical": c.conj, "conj_physical": c.conj,
+    "_neg_view": negative,
     "complex": c.complex_, "polar": c.polar, "view_as_real_copy": c.view_as_real,
     "view_as_complex_copy": c.view_as_complex}.items()})
 

@@ -109,7 +109,7 @@ def max_unpool(x: Any, indices: Any, output_size: Any, *more: Any, out: TensorTy
 # ---------------------------------------------------------------- means
 def _check_floats(x: Value) -> None:
     if not x.dtype.is_float:
-        unsupported("the mean of integers, which torch refuses")
+        unsupported("a pool of integers, which torch refuses")
 
 
 def _average(x: Value, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
@@ -200,6 +200,7 @@ for _rank in (2, 3):
 
 @aten("adaptive_max_pool2d", "adaptive_max_pool3d", typed=True)
 def adaptive_max_pool(x: Any, size: Any, *, out: Sequence[TensorType]) -> Any:
+    _check_floats(x)
     rank, kept = len(size), x.ndim - len(size)
     if math.prod(out[0].shape) == 0:
         return tuple(zeros(shape=t.shape, dtype=t.dtype) for t in out)

@@ -10,10 +10,14 @@ from terrazzo.ops.shape import expand_dims
 from terrazzo.torch.aten.registry import aten, unsupported
 
 
-@aten("mm", "bmm")
-def mm(x: Any, y: Any) -> Any:
+def _check_types(x: Any, y: Any) -> None:
     if x.dtype is not y.dtype:
         unsupported("a product of two types, which torch refuses")
+
+
+@aten("mm", "bmm")
+def mm(x: Any, y: Any) -> Any:
+    _check_types(x, y)
     return contract.matmul(x, y)
 
 
@@ -24,6 +28,7 @@ def mv(x: Any, y: Any) -> Any:
 
 @aten("addmm", "baddbmm", "addmv")
 def addmm(bias: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    _check_types(x, y)
     product = contract.matmul(x, y)
     if alpha != 1:
         product = product * alpha
@@ -49,4 +54,5 @@ def trilinear(x: Any, y: Any, z: Any, expand1: Sequence[int], expand2: Sequence[
 
 @aten("linear")
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    _check_types(x, weight)
     return contract.linear(x, weight, bias)
