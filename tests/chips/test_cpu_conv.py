@@ -75,11 +75,13 @@ def run(function: Function, chip: ChipSpec, inputs: Sequence[np.ndarray], shape:
         threads: int = 1, sizes: dict[str, int] | None = None) -> np.ndarray:
     function = simplify(function)
     kernel = compile_function(function, chip, dict(pool.symbols()))
-    out = np.full(shape, np.nan, function.params[-1].dtype.np)
+    size = int(np.prod(shape))
+    out = np.full(size + 16, np.nan, function.params[-1].dtype.np)
     given = [np.ascontiguousarray(a) for a in function.arranged(inputs)]
     dims = [(sizes or {})[d.name] for d in function.dims]
     kernel([a.ctypes.data for a in given] + [out.ctypes.data], dims, threads)
-    return out
+    assert np.isnan(out[size:].astype(np.float64)).all()  # nothing is written behind the result
+    return out[:size].reshape(shape)
 
 
 def expected(x: np.ndarray, w: np.ndarray, strides: Sequence[int], padding: Pads,
@@ -292,6 +294,15 @@ def test_half_types_are_stored_from_registers(groups: int, dtype: DType) -> None
     assert function is not None
     tiles = [s for s in walk(function.body) if isinstance(s, Tile)]
     assert tiles and all(t.places[0][0] is function.params[-1] for t in tiles)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=lambda d: d.name)
+def test_one_output_in_the_last_vector_is_all_that_is_stored_there(chip: ChipSpec, dtype: DType
+                                                                   ) -> None:
+    share = chip.lanes(32) + 1
+    for channels, groups, outputs in [(2, 1, share), (2, 3, 3 * share), (1, share, share)]:
+        check((1, 5, 6, channels * groups), (1, 3, channels, outputs), chip, groups=groups,
+              dtype=dtype)
 
 
 def test_a_residual_gives_its_memory_to_the_result() -> None:

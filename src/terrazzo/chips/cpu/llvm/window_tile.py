@@ -106,7 +106,8 @@ class _Window:
         if facts["finish"] is not None:
             sums = self.finished(b, places, sums, operands, offsets, masks)
         for (_, v, p), value in zip(places, sums, strict=True):
-            self.store(b, value, p, masks[v])
+            one = columns.literal is not None and columns.literal - v * self.width == 1
+            self.store(b, value, p, masks[v], one)
 
     # ------------------------------------------------------------ sums
     def total(self, b: Builder, a: Val, right: Val, levels: Sequence[tuple[Val, Val, Val]],
@@ -320,13 +321,16 @@ class _Window:
         return _widen(b, _loaded(b, vec(elem, self.width), pointer, mask, _FLOATS[elem]),
                       self.elems[0])
 
-    def store(self, b: Builder, value: Val, pointer: Val, mask: Val | None) -> None:
+    def store(self, b: Builder, value: Val, pointer: Val, mask: Val | None, one: bool) -> None:
         dtype = self.tile.places[0][0].dtype
         data, align = to_memory(b, value, dtype), dtype.itemsize
         if mask is None:
             b.store(data, pointer, align)
         elif mask.lanes == 1:
             b.if_(mask, lambda: b.store(data, pointer, align))
+        elif one:
+            # LLVM makes one lane of a truncating masked store as wide as it was before.
+            b.store(b.extract(data, 0), pointer, align)
         else:
             b.masked_store(data, pointer, mask, align)
 
