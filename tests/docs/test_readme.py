@@ -32,7 +32,7 @@ def run(program: str, folder: Path, timeout: float = 280) -> str:
 
 
 def test_there_are_programs() -> None:
-    assert len(PROGRAMS) == 3 and "@tz.op" in PROGRAMS[0]
+    assert len(PROGRAMS) == 4 and "@tz.op" in PROGRAMS[0]
 
 
 @pytest.mark.torch
@@ -95,7 +95,15 @@ def test_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.torch
+def test_pytorch(tmp_path: Path) -> None:
+    checks = ("torch.testing.assert_close(torch.from_numpy(y), model(x).detach())\n"
+              "torch.testing.assert_close(fast(x), model(x))\n"
+              "torch.testing.assert_close(op(x, 2.0), 2 * torch.relu(x) ** 2)")
+    assert "0 call(s) of torch in between" in run(PROGRAMS[2] + checks, tmp_path)
+
+
+@pytest.mark.torch
 @pytest.mark.triton
 def test_a_kernel_of_triton(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    run(PROGRAMS[2], tmp_path)
+    run(PROGRAMS[3], tmp_path)
