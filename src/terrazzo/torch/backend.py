@@ -8,6 +8,7 @@ between for what has no converter (`aten/`, which says how to add one).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
+from terrazzo.torch.cached import kept, key_tag, serializable
 from terrazzo.torch.decompositions import decompositions
 from terrazzo.torch.freezing import Frozen
 from terrazzo.torch.options import BackendOptions
@@ -28,24 +30,39 @@ WATCHERS: list[Callable[[Program], None]] = []  # told of every program that is 
 def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = None) -> Any:
     """Compile a graph that dynamo captured."""
     given = BackendOptions.of(options)
+    # Whoever watches wants to see programs made.
+    tag = "" if WATCHERS else key_tag(gm, example_inputs, given)
+
+    def compiler(name: str) -> Any:
+        if tag:
+            return serializable(partial(_program, name=name, options=given))
+        return partial(_compile, name=name, options=given)
+
     backend = aot_autograd(
-        fw_compiler=partial(_compile, name="forward", options=given),
-        bw_compiler=partial(_compile, name="backward", options=given),
-        inference_compiler=partial(_compile, name=INFERENCE, options=given),
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler(INFERENCE),
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
     )
-    return backend(gm, example_inputs)
+    with kept(tag) if tag else nullcontext():
+        return backend(gm, example_inputs)
 
 
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
              options: BackendOptions) -> Any:
-    with torch.utils._python_dispatch._disable_current_modes():
-        if options.freeze and name == INFERENCE:
+    if options.freeze and name == INFERENCE:
+        with torch.utils._python_dispatch._disable_current_modes():
             return Frozen(gm, name, options, _told)
+    return _boxed(_program(gm, example_inputs, name=name, options=options).run)
+
+
+def _program(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
+             options: BackendOptions) -> Program:
+    with torch.utils._python_dispatch._disable_current_modes():
         program = compiled(gm, name, options)
     _told(program)
-    return _boxed(program.run)
+    return program
 
 
 def _told(program: Program) -> None:

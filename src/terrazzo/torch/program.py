@@ -27,7 +27,7 @@ from terrazzo.torch.segment import Piece, Segment, is_dense, order_of, symbols_o
 
 log = logging.getLogger("terrazzo.torch")
 
-_reinterpret: Callable[..., Any] | None = getattr(
+reinterpret: Callable[..., Any] | None = getattr(
     torch._C._dynamo.guards, "_reinterpret_tensor", None)
 
 
@@ -41,6 +41,7 @@ class Program:
     segments: tuple[Segment, ...]
     run: Callable[[list[Any]], Sequence[Any]]
     source: str
+    scope: Mapping[str, Any]  # what the source names
     calls: int  # of torch in between, in one run
 
     @property
@@ -131,18 +132,13 @@ class _Writer:
         self.lines.append(f"return ({''.join(f'{r}, ' for r in results)})")
         source = self._source(placeholders)
         return Program(self.name, self.gm, self.placement, tuple(self.segments),
-                       self._made(source), source, self.calls)
+                       made(self.name, source, self.scope), source, self.scope, self.calls)
 
     def _source(self, placeholders: Sequence[Node]) -> str:
         names = [self.held[n] for n in placeholders]
         head = [f"{', '.join(names)}, = args"] if names else []
         body = [*head, "args.clear()", *_forgetting(self.lines)]
         return "\n".join(["def run(args):", *(f"    {line}" for line in body)])
-
-    def _made(self, source: str) -> Callable[..., Any]:
-        exec(compile(source, f"<terrazzo {self.name}>", "exec"), self.scope)
-        made: Callable[..., Any] = self.scope["run"]
-        return made
 
     def _symbol_sources(self, placeholders: Sequence[Node]) -> dict[str, str]:
         """Where the value of each symbol is found, as an expression."""
@@ -319,12 +315,12 @@ class _Writer:
         base = self.variable(root)
         fake, under = node.meta["val"], root.meta["val"]
         sizes = [*fake.shape, *fake.stride(), fake.storage_offset(), under.storage_offset()]
-        if _reinterpret is None or fake.dtype is not under.dtype or not all(
+        if reinterpret is None or fake.dtype is not under.dtype or not all(
                 isinstance(n, int) for n in sizes):
             self._call_line(node)
             return
         number = len(self.scope)
-        self.scope |= {f"view_{number}": _reinterpret, f"shape_{number}": tuple(fake.shape),
+        self.scope |= {f"view_{number}": reinterpret, f"shape_{number}": tuple(fake.shape),
                        f"strides_{number}": tuple(fake.stride())}
         offset = fake.storage_offset() - under.storage_offset()
         self.lines.append(f"{self.name_of(node)} = view_{number}({base}, shape_{number}, "
@@ -336,6 +332,14 @@ class _Writer:
         args = [self.literal(a) for a in node.args]
         args += [f"{k}={self.literal(v)}" for k, v in node.kwargs.items()]
         self.lines.append(f"{self.name_of(node)} = {function}({', '.join(args)})")
+
+
+def made(name: str, source: str, scope: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that is written in a source."""
+    names = dict(scope)
+    exec(compile(source, f"<terrazzo {name}>", "exec"), names)
+    run: Callable[..., Any] = names["run"]
+    return run
 
 
 def _forgetting(lines: Sequence[str]) -> list[str]:

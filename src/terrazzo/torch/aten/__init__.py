@@ -2,9 +2,13 @@
 
 from importlib import import_module
 
+from terrazzo.torch.aten.registry import CONVERTERS
+
 _FAMILIES = ("attention", "complexes", "convolutions", "creation", "distances", "indexing",
              "norms", "ordering", "pointwise", "pools", "products", "reductions", "resizing",
              "scatters", "shapes", "special")
 
 for _family in _FAMILIES:
     import_module(f"terrazzo.torch.aten.{_family}")
+
+OURS = frozenset(CONVERTERS)  # those of this package; a user may add others
