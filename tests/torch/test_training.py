@@ -373,3 +373,16 @@ def test_distributed_data_parallel(tmp_path: Any) -> None:
         found = torch.load(tmp_path / f"state{rank}")
         for name, value in model.state_dict().items():
             close(found[name], value)
+
+
+def test_running_statistics_of_batches_that_vary() -> None:
+    torch.manual_seed(0)
+    eager = nn.BatchNorm1d(3)
+    ours = copy.deepcopy(eager)
+    torch._dynamo.reset()
+    run = torch.compile(ours, backend=backend.terrazzo, dynamic=True)
+    for n in (4, 7, 9):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(run(x), eager(x))
+        torch.testing.assert_close(ours.running_var, eager.running_var)
+        torch.testing.assert_close(ours.running_mean, eager.running_mean)

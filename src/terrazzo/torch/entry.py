@@ -58,8 +58,10 @@ def _spread(tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> An
 
 
 def laid(tensor: Any, strides: tuple[int, ...]) -> Any:
-    """A tensor in these strides: itself where that is so."""
-    return tensor if tensor.stride() == strides else _spread(tensor, tensor.shape, strides)
+    """A tensor in these strides: itself where that is so, or where torch foretold another rank."""
+    if tensor.stride() == strides or tensor.dim() != len(strides):
+        return tensor
+    return _spread(tensor, tensor.shape, strides)
 
 
 def laid_in_order(tensor: Any, order: tuple[int, ...] | None) -> Any:

@@ -25,6 +25,10 @@ from terrazzo.torch.symbols import Names, hints_in, symbols_in, variable
 
 READS = "aten._local_scalar_dense.default"  # a number out of a tensor: sizes may be made of it
 
+# How code fails that was given a call in a form that it was not written for.
+FORMS = (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError, AssertionError,
+         ArithmeticError)
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -132,8 +136,7 @@ def _tried(node: Node, into: Conversion) -> str | None:
     except TerrazzoError as error:
         _hold(node, into)
         return _short(error)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError,
-            AssertionError, ArithmeticError) as error:
+    except FORMS as error:
         # A call in a form that its converter was not written for.
         _hold(node, into)
         return f"{type(error).__name__}: {_short(error)}"

@@ -22,7 +22,15 @@ from terrazzo.torch.aten.shapes import PARTS
 from terrazzo.torch.convert import refusal
 from terrazzo.torch.entry import laid, laid_in_order
 from terrazzo.torch.options import BackendOptions
-from terrazzo.torch.placement import Placement, Reason, base_of, is_scalar, place, root_of
+from terrazzo.torch.placement import (
+    FORMS,
+    Placement,
+    Reason,
+    base_of,
+    is_scalar,
+    place,
+    root_of,
+)
 from terrazzo.torch.segment import Piece, Segment, is_dense, order_of, symbols_of
 
 log = logging.getLogger("terrazzo.torch")
@@ -198,7 +206,7 @@ class _Writer:
         try:
             made = Segment(piece, self.options.threads,
                            {n: t for n, t in self.frozen.items() if n in inputs})
-        except TerrazzoError as error:
+        except (TerrazzoError, *FORMS) as error:
             raise _Refused([n for n in order if n.target is not operator.getitem], error) from error
         self.segments.append(made)
         self._segment_line(made, number)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from terrazzo.graph.applying import as_value
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.ops import norm, reduce
+from terrazzo.ops.creation import full
 from terrazzo.ops.elementwise import astype, rsqrt
 from terrazzo.ops.reduce import widened
 from terrazzo.ops.shape import reshape
@@ -26,10 +28,15 @@ def native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps:
     return y, astype(mean, dtype=out[1].dtype), astype(scale, dtype=out[2].dtype)
 
 
-@aten("_native_batch_norm_legit_no_training")
+@aten("_native_batch_norm_legit_no_training", typed=True)
 def batch_norm_inference(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float,
-                         eps: float) -> Any:
-    return norm.batch_norm(x, mean, var, weight, bias, eps=eps), None, None
+                         eps: float, *, out: Sequence[TensorType]) -> Any:
+    return norm.batch_norm(x, mean, var, weight, bias, eps=eps), *map(_nothing, out[1:3])
+
+
+def _nothing(type: TensorType) -> Value:
+    """What torch answers in place of statistics that were not taken: a tensor without elements."""
+    return full(shape=type.shape, value=0.0, dtype=type.dtype)
 
 
 @aten("_native_batch_norm_legit_functional", typed=True)
@@ -37,12 +44,13 @@ def batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_var: A
                training: bool, momentum: float, eps: float, *, out: Sequence[TensorType]) -> Any:
     if not training:
         y = norm.batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
-        return y, None, None, running_mean, running_var
+        return y, _nothing(out[1]), _nothing(out[2]), running_mean, running_var
     y, mean, var = norm.batch_norm_train(x, weight, bias, eps=eps)
     count: Any = 1
     for d, n in enumerate(x.shape):
         count = count if d == 1 else count * n
-    unbiased = var * (count / (count - 1)) if isinstance(count, int) and count > 1 else var
+    total = astype(as_value(count), dtype=var.dtype)
+    unbiased = var if count == 1 else var * (total / (total - 1))
     return (y, mean, rsqrt(var + eps), _moved(running_mean, mean, momentum),
             _moved(running_var, unbiased, momentum))
 
