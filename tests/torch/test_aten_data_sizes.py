@@ -9,7 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from terrazzo.errors import UnsupportedOperator  # noqa: E402
 from terrazzo.torch import backend  # noqa: E402
+from terrazzo.torch.entry import held  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -45,6 +47,7 @@ def test_a_size_among_several_results() -> None:
     torch.testing.assert_close(compiled(function)(x, index), function(x, index))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch traces _unique as of one element")
 def test_the_gradient_of_what_fills() -> None:
     """It is a sum over the different indices, as many as there are."""
     x, value = torch.randn(6, requires_grad=True), torch.tensor(2.0, requires_grad=True)
@@ -105,3 +108,10 @@ def test_views_that_are_negated_or_conjugated_when_read() -> None:
     for given in (x, x.conj()):
         for ours, theirs in zip(compiled(function)(given), function(given)):
             torch.testing.assert_close(ours, theirs)
+
+
+def test_a_result_that_torch_foretold_wrongly_is_an_error() -> None:
+    tensor = torch.zeros(3, 2)
+    assert held(tensor, (2, 1), (3, 2), "f") is tensor
+    with pytest.raises(UnsupportedOperator, match=r"f answered .*\(3, 2\).*\(1, 2\)"):
+        held(tensor, (2, 1), (1, 2), "f")

@@ -24,11 +24,11 @@ NAMES = """
 abs add addbmm addmm.decomposed addr aminmax angle argsort as_strided as_strided_scatter atan2
 baddbmm bucketize cartesian_prod cat cdist clamp copysign cross cummax cumprod
 cumsum diag_embed diagonal_scatter diff dist div.floor_rounding einsum expand_as fft.hfft2
-fft.ihfftn fft.irfft fft.rfftn flip fmax frexp gather gradient grid_sampler_2d heaviside histc
+fft.irfft fft.rfftn flip fmax frexp gather gradient grid_sampler_2d heaviside histc
 hypot index_add index_copy index_put index_reduce.mean index_select isin kron kthvalue
 ldexp lerp linalg.cross linalg.vector_norm linspace logaddexp logcumsumexp logit logsumexp
 masked.mean masked.softmax masked.var masked_fill masked_scatter matmul median mode msort mul
-mvlgamma.mvlgamma_p_3 nan_to_num nanquantile native_batch_norm native_layer_norm nextafter
+mvlgamma.mvlgamma_p_3 nan_to_num native_batch_norm native_layer_norm nextafter
 nn.functional.adaptive_avg_pool2d nn.functional.adaptive_max_pool2d nn.functional.avg_pool2d
 nn.functional.batch_norm nn.functional.bilinear nn.functional.celu nn.functional.conv2d
 nn.functional.conv_transpose2d nn.functional.cosine_similarity nn.functional.cross_entropy
@@ -41,7 +41,7 @@ nn.functional.pad.circular nn.functional.pad.reflect nn.functional.pad.replicate
 nn.functional.pdist nn.functional.pixel_shuffle nn.functional.prelu
 nn.functional.softplus nn.functional.triplet_margin_loss nn.functional.unfold
 nn.functional.upsample_bilinear norm.inf outer polygamma.polygamma_n_2 pow prod put
-quantile renorm reshape roll rot90 round.decimals_3 scatter_add scatter_reduce.amax
+renorm reshape roll rot90 round.decimals_3 scatter_add scatter_reduce.amax
 scatter_reduce.mean searchsorted select_scatter slice_scatter sort special.bessel_y0
 special.chebyshev_polynomial_u special.erfcx special.i1e special.log_ndtr special.ndtri
 special.scaled_modified_bessel_k1 special.zeta std_mean take tensordot topk

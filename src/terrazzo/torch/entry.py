@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from terrazzo.errors import UnsupportedOperator
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pages
 
@@ -62,6 +63,15 @@ def laid(tensor: Any, strides: tuple[int, ...]) -> Any:
     if tensor.stride() == strides or tensor.dim() != len(strides):
         return tensor
     return _spread(tensor, tensor.shape, strides)
+
+
+def held(tensor: Any, strides: tuple[int, ...], shape: tuple[int, ...], source: str) -> Any:
+    """The same where our code reads it, which is made for the shape that torch foretold."""
+    if tensor.shape != shape:
+        raise UnsupportedOperator(
+            f"{source} answered a tensor of shape {tuple(tensor.shape)}, and {shape} when torch "
+            "traced it", hint="this torch is wrong about it: leave it out of what is compiled")
+    return laid(tensor, strides)
 
 
 def laid_in_order(tensor: Any, order: tuple[int, ...] | None) -> Any:

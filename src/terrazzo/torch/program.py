@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from terrazzo.errors import TerrazzoError, UnsupportedOperator
 from terrazzo.torch.aten.shapes import PARTS
 from terrazzo.torch.convert import refusal
-from terrazzo.torch.entry import laid, laid_in_order
+from terrazzo.torch.entry import held, laid, laid_in_order
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.placement import (
     FORMS,
@@ -273,11 +273,15 @@ class _Writer:
         name = self.variable(node)
         strides = tuple(fake.stride())
         number = len(self.scope)
-        self.scope[f"lay_{number}"] = laid if all(isinstance(n, int) for n in strides) else (
-            laid_in_order)
-        self.scope[f"as_{number}"] = strides if all(isinstance(n, int) for n in strides) else (
-            order_of(fake))
-        self.lines.append(f"{name} = lay_{number}({name}, as_{number})")
+        fixed = all(isinstance(n, int) for n in (*fake.shape, *strides))
+        if fixed and any(self.placement.level.get(user, 1) % 2 == 0 for user in node.users):
+            how: tuple[Any, ...] = held, strides, tuple(fake.shape), str(node)
+        elif fixed:
+            how = laid, strides
+        else:
+            how = laid_in_order, order_of(fake)
+        self.scope[f"lay_{number}"], self.scope[f"as_{number}"] = how[0], how[1:]
+        self.lines.append(f"{name} = lay_{number}({name}, *as_{number})")
 
     def literal(self, arg: Any) -> str:
         """An argument as source."""
