@@ -26,12 +26,13 @@ from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.executable import Executable
 from terrazzo.torch.aten import OURS
 from terrazzo.torch.aten.registry import CONVERTERS
-from terrazzo.torch.entry import Result, Source, entry, laid
+from terrazzo.torch.entry import Result, Source, entry, held, laid
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.program import Program, made, reinterpret
 from terrazzo.torch.segment import Segment, results
 
 OF_TORCH = ("aten", "prims", "prim", "terrazzo")  # operators whose meaning a version fixes
+HELPERS = {"laid": laid, "held": held, "view": reinterpret}  # that programs call by themselves
 PLAIN = (int, float, bool, str, tuple, type(None), torch.dtype, torch.device, torch.layout,
          torch.memory_format)
 
@@ -107,7 +108,7 @@ class Named:
         if self.kind == "operator":
             space, name, overload = self.name.split(".")
             return getattr(getattr(getattr(torch.ops, space), name), overload)
-        return {"laid": laid, "view": reinterpret}[self.kind]
+        return HELPERS[self.kind]
 
 
 class Kept(OutputCode):
@@ -161,8 +162,9 @@ def stored_scope(program: Program) -> dict[str, Any]:
 def _stored(value: Any) -> Any:
     if isinstance(value, torch._ops.OpOverload) and str(value).partition(".")[0] in OF_TORCH:
         return Named("operator", str(value))
-    if value is laid or value is reinterpret:
-        return Named("laid" if value is laid else "view")
+    for kind, helper in HELPERS.items():
+        if value is helper:
+            return Named(kind)
     if isinstance(value, PLAIN):
         return value
     raise BypassAOTAutogradCache(f"terrazzo does not keep {type(value).__name__}")
