@@ -312,8 +312,10 @@ def _on_device(executable: Any, structure: Any, arrays: Sequence[Any], threads: 
     return run
 
 
-def _torch_ways(executable: Any, device: Any = "cpu") -> _Ways:
+def _torch_ways(executable: Any, device: Any = None) -> _Ways:
     import torch
+
+    device = device or torch.device("cpu")
 
     def described(dtype: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
         kind = getattr(torch, dtype.name)
@@ -323,9 +325,8 @@ def _torch_ways(executable: Any, device: Any = "cpu") -> _Ways:
         return torch.empty_strided(shape, strides, dtype=kind, device=device)
 
     # What the code of torch.compile calls: half the time of torch.empty's general way.
-    quick = f"_empty_strided_{getattr(device, 'type', device)}"
-    empty = getattr(torch._C._dynamo.guards, quick, None) or general
-    if getattr(device, "index", None):  # the quick way is for the current device
+    empty = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None) or general
+    if device.index:  # the quick way is for the current device
         empty = general
     return _Ways(executable.code.call_pointers, torch.Tensor.data_ptr, empty, described)
 
