@@ -28,7 +28,7 @@ class Absent:
 Texts = str | Mapping[str, str]  # one for all kinds of types, or by kinds, as {"f": .., "iu": ..}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScalarOp:
     """One row of the table OPS."""
 

@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import terrazzo.ops  # noqa: F401 - functions that are traced may use any operator
 from terrazzo.calls import captures, into
@@ -37,7 +37,9 @@ from terrazzo.graph.ir import Graph, Operator, Value
 from terrazzo.graph.rewrite import user_rules
 from terrazzo.knobs import Settings, knobs
 from terrazzo.runtime import fastcall
-from terrazzo.runtime.artifact import Over
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.artifact import Over
 
 _lock = threading.RLock()
 

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from terrazzo.base.upcalls import UPCALLS
 from terrazzo.calls import captures, into
@@ -25,8 +25,10 @@ from terrazzo.index import Index, Var, substitute
 from terrazzo.index.guards import CallQuestions, Guard, asking
 from terrazzo.knobs import Settings
 from terrazzo.runtime import fastcall
-from terrazzo.runtime.artifact import Over
 from terrazzo.runtime.layout import strides_of
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.artifact import Over
 
 MOST_ENTRIES = 4096  # of one function: sizes may vary without end, and entries are quick to make
 MOST_VARIANTS = 32  # of one pattern of sizes, by what it asks of them; further sizes are fixed

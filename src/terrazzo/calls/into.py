@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from terrazzo.base.nests import flatten, mapped, pack
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.ir import Value
 from terrazzo.knobs import knobs
 from terrazzo.runtime import fastcall
-from terrazzo.runtime.artifact import Over
 from terrazzo.runtime.targets import Repeated, Way, addresses_of, claim, require_array
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.artifact import Over
 
 
 @dataclass(frozen=True)

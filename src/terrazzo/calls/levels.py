@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from terrazzo.base.tables import Listing
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.ir import Graph, Operator
 from terrazzo.knobs import knobs
-from terrazzo.runtime.artifact import Over
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.artifact import Over
 
 
 def lower_operator(op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

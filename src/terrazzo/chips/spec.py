@@ -13,7 +13,6 @@ exist yet starts as one `ChipSpec`. Every field means the same for every kind of
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -124,6 +123,8 @@ class ChipSpec:
     @cached_property
     def fingerprint(self) -> str:
         """A text that is equal for two chips exactly when the same generated code suits both."""
+        import hashlib  # nobody who only writes operators waits for it
+
         target = "|".join((self.kind, self.compiler, self.llvm_triple, self.llvm_cpu,
                            self.llvm_features))
         shape = f"{self.vector_bits}|{self.vector_registers}|{','.join(sorted(self.features))}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from terrazzo.runtime.layout import (
     is_row_major,
     row_major,
 )
-from terrazzo.runtime.profile import Profile
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.profile import Profile
 
 Types = Sequence[tuple[DType, tuple[int, ...]]]
 
