@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,10 +37,18 @@ def cuda() -> Iterator[tz.Chip]:
         yield chip
 
 
+def slowly(test: Any) -> Any:
+    """A copy of a test that is marked slow: marks go to the function, which others run too."""
+    copy = FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__,
+                        test.__closure__)
+    copy.__dict__.update(test.__dict__, pytestmark=[*test.pytestmark, pytest.mark.slow.mark])
+    return copy
+
+
 # The very same tests, on another chip.
-test_values = pytest.mark.slow(every.test_values)
-test_gradients = pytest.mark.slow(every.test_gradients)
-test_symbolic_sizes = pytest.mark.slow(every.test_symbolic_sizes)
+test_values = slowly(every.test_values)
+test_gradients = slowly(every.test_gradients)
+test_symbolic_sizes = slowly(every.test_symbolic_sizes)
 
 SLICE = [c for c in every.CASES if c.id in (
     "gelu-0", "softmax-0", "layer_norm-0", "rms_norm-0", "sum-0", "sum-1", "mean-0", "max-1",

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "examples")]
 
 from abacus import Abacus, Beads  # noqa: E402
-from test_every_operator import (  # noqa: E402, F401  (the very same tests, on another chip)
+from test_every_operator import (  # noqa: E402  (the very same tests, on another chip)
     test_gradients,
     test_symbolic_sizes,
     test_values,
@@ -41,6 +41,11 @@ def abacus() -> Iterator[tz.Chip]:
 @pytest.fixture
 def x(rng: np.random.Generator) -> np.ndarray:
     return rng.standard_normal((3, 5)).astype(np.float32)
+
+
+def test_no_mark_of_another_file_leaves_the_operator_tests_out() -> None:
+    for test in (test_values, test_gradients, test_symbolic_sizes):
+        assert {m.name for m in test.pytestmark} <= {"parametrize"}
 
 
 def test_the_chip_is_under_150_lines() -> None:
