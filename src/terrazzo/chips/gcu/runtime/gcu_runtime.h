@@ -29,7 +29,8 @@ typedef enum gcuError {
   gcuErrorNotReady = 11,          /* work is still under way: no failure */
   gcuErrorIllegalAddress = 12,    /* a kernel touched memory that is not there */
   gcuErrorPeerAccess = 13,
-  gcuErrorInitialization = 14     /* no description, or too late for another one */
+  gcuErrorInitialization = 14,    /* no description, too late for another one, or after fork() */
+  gcuErrorLaunchFailure = 15      /* a kernel did what the processor refuses: divided by zero */
 } gcuError;
 
 typedef enum gcuMemcpyKind {
@@ -64,6 +65,7 @@ typedef struct gcuDescription {
   int64_t wave_cycles;            /* a unit taking up its next program */
   int64_t link_bytes_per_cycle;   /* to the host, and to other devices */
   int64_t link_latency;           /* cycles */
+  uint8_t fingerprint[32];        /* of all that shapes code: images for others are refused */
 } gcuDescription;
 
 /* What a program counts while it runs, in this order. Cycles are whole numbers. */
@@ -113,8 +115,14 @@ gcuError gcuGetDeviceCapability(int *major, int *minor, int device);
 gcuError gcuGetDeviceProperties(gcuDeviceProperties *properties, int device);
 gcuError gcuDeviceSynchronize(void);
 gcuError gcuDeviceReset(void);                /* frees everything of the current device */
+gcuError gcuSetHostThreads(int threads);      /* that kernels run on; 0: a thread for each core */
 
-/* ---- memory: addresses of a range that is the devices' alone */
+/* ---- memory: addresses of a range that is the devices' alone
+
+   A pointer may be freed, and looked up, whichever device is the current one; copies and launches
+   take those of their stream's device. gcuMemcpyDefault copies between any two places. Pinned
+   memory is copied while the caller goes on; of other memory of the host, gcuMemcpyAsync is done
+   with it when it returns. What waits must not be called by a function of a stream. */
 gcuError gcuMalloc(void **pointer, size_t size);          /* size 0: a NULL pointer */
 gcuError gcuFree(void *pointer);                          /* waits for the device; NULL: nothing */
 gcuError gcuMemcpy(void *target, const void *source, size_t size, gcuMemcpyKind kind);
@@ -122,6 +130,8 @@ gcuError gcuMemcpyAsync(void *target, const void *source, size_t size, gcuMemcpy
                         gcuStream_t stream);
 gcuError gcuMemcpyPeer(void *target, int target_device, const void *source, int source_device,
                        size_t size);
+gcuError gcuMemcpyPeerAsync(void *target, int target_device, const void *source, int source_device,
+                            size_t size, gcuStream_t stream);
 gcuError gcuMemset(void *pointer, int value, size_t size);
 gcuError gcuMemsetAsync(void *pointer, int value, size_t size, gcuStream_t stream);
 gcuError gcuMemGetInfo(gcuMemoryInfo *info, int device);
@@ -130,7 +140,7 @@ gcuError gcuHostAlloc(void **pointer, size_t size);       /* pinned memory of th
 gcuError gcuHostFree(void *pointer);
 gcuError gcuHostIsPinned(int *pinned, const void *pointer);
 
-/* ---- modules */
+/* ---- modules, which are for all devices; variables count as memory of each */
 gcuError gcuModuleLoadData(gcuModule_t *module, const void *image, size_t size);
 gcuError gcuModuleUnload(gcuModule_t module);
 gcuError gcuModuleGetFunction(gcuFunction_t *function, gcuModule_t module, const char *name);
