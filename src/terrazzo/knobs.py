@@ -100,6 +100,9 @@ class Settings:
     chip: str = _knob(
         "", "chip that code is compiled for; empty: the one where the data is", shapes_code=True
     )
+    chip_files: str = _knob(
+        "", "folders and files with descriptions of virtual chips, joined as in PATH"
+    )
     cuda_simulate: bool = _knob(
         False, "run the kernels of the chip cuda on this machine's CPU, by terrazzo's Triton",
         shapes_code=True,
