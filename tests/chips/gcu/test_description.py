@@ -127,5 +127,6 @@ def test_the_struct_is_that_of_the_header(tmp_path: Path) -> None:
     made = GCU.c_struct()
     assert made.size == ctypes.sizeof(made) and made.name == b"gcu"
     assert list(made.capability) == [1, 0] and made.units == 48
-    for n in names[4:]:
+    assert bytes(made.fingerprint).decode() == GCU.fingerprint
+    for n in names[4:-1]:
         assert getattr(made, n) == getattr(GCU, n)

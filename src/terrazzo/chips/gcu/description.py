@@ -94,8 +94,9 @@ class Description:
         """The description as the runtime library takes it."""
         made = CDescription(size=ctypes.sizeof(CDescription), name=self.name.encode())
         made.capability[:] = self.capability
+        made.fingerprint[:] = self.fingerprint.encode()
         for name in (row[0] for row in CDescription._fields_[2:]):
-            if name != "capability":
+            if name not in ("capability", "fingerprint"):
                 setattr(made, name, getattr(self, name))
         return made
 
@@ -125,7 +126,7 @@ class CDescription(ctypes.Structure):
         ("scratchpad_bytes_per_cycle", ctypes.c_int64), ("dma_latency", ctypes.c_int64),
         ("dma_in_flight", ctypes.c_int64), ("launch_cycles", ctypes.c_int64),
         ("wave_cycles", ctypes.c_int64), ("link_bytes_per_cycle", ctypes.c_int64),
-        ("link_latency", ctypes.c_int64)]
+        ("link_latency", ctypes.c_int64), ("fingerprint", ctypes.c_uint8 * 32)]
 
 
 # ---------------------------------------------------------------- reading
