@@ -147,12 +147,12 @@ def types() -> list[str]:
     """The element types that a kernel may use."""
     import triton.language as tl
 
-    from terrazzo.triton_cpu.compiler import CPUOptions
+    from terrazzo.triton_cpu.backend import Options
 
     every = [(name, getattr(tl, name)) for name in sorted(tl.__all__)
              if isinstance(getattr(tl, name), tl.dtype) and name not in NOT_FUNCTIONS]
     return [name for name, dtype in every
-            if not dtype.is_fp8() or dtype.name in CPUOptions().supported_fp8_dtypes]
+            if not dtype.is_fp8() or dtype.name in Options().supported_fp8_dtypes]
 
 
 def forgotten() -> list[str]:

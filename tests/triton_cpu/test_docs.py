@@ -54,6 +54,6 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    from terrazzo.triton_cpu.launch.launcher import MOST_WAITING
+    from terrazzo.triton_cpu.launch.entry import MOST_WAITING
 
     assert f"up to {MOST_WAITING} programs" in PAGE

@@ -1,4 +1,4 @@
-"""Triton's side of compiling: options, and the stages from TTIR to object code.
+"""Triton's side of compiling for the CPU: the stages from TTIR to object code.
 
 Triton finds this module through the entry point group `triton.backends`; it must hold exactly one
 concrete subclass of `BaseBackend`.
@@ -6,217 +6,52 @@ concrete subclass of `BaseBackend`.
 
 from __future__ import annotations
 
-import hashlib
-import sys
-from dataclasses import dataclass, fields
-from functools import cache
-from types import ModuleType
 from typing import Any
 
-from triton import knobs as triton_knobs
-from triton._C.libtriton import ir, passes
-from triton.backends import compiler as triton_compiler
-
 from terrazzo.chips.cpu.description import host
-from terrazzo.chips.cpu.llvm import jit
 from terrazzo.chips.cpu.schedule import streaming_sizes
-from terrazzo.errors import CodegenError
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import make_key, source_stamp
-from terrazzo.triton_cpu.deep import with_room
-from terrazzo.triton_cpu.frontend.conversions import convert_custom_types
-from terrazzo.triton_cpu.frontend.elementwise import ALONE
-from terrazzo.triton_cpu.frontend.lower import Lowered, lower
+from terrazzo.triton_cpu.backend import (
+    LoopBackend,
+    LoopText,
+    Options,
+    make_llvm,
+    make_loops,
+    make_object,
+    make_ttir,
+)
 from terrazzo.triton_cpu.frontend.state import Target
-from terrazzo.triton_cpu.frontend.ttir import parse, walk
-from terrazzo.triton_cpu.frontend.waiting import has_waiting
-from terrazzo.triton_cpu.launch.launcher import kernel_text
+from terrazzo.triton_cpu.launch.entry import kernel_text
 
 
-@dataclass(frozen=True)
-class CPUOptions:
-    """What Triton's front end reads from a backend's options; most of it means nothing here."""
-
-    num_warps: int = 4
-    num_ctas: int = 1
-    num_stages: int = 3
-    warp_size: int = 1
-    maxnreg: int | None = None
-    ir_override: str | None = None
-    enable_fp_fusion: bool = True
-    launch_cooperative_grid: bool = False
-    launch_pdl: bool = False
-    supported_fp8_dtypes: tuple[str, ...] = (
-        "fp8e5", "fp8e4nv", "fp8e4b8", "fp8e5b16", "fp8e4b15")
-    deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
-    default_dot_input_precision: str = "ieee"
-    allowed_dot_input_precisions: tuple[str, ...] = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
-    max_num_imprecise_acc_default: int = 0
-    extern_libs: tuple[Any, ...] = ()
-    debug: bool = False
-    backend_name: str = "cpu"
-    sanitize_overflow: bool = False
-    arch: str = ""
-    instrumentation_mode: str = ""
-
-    def __post_init__(self) -> None:
-        if self.num_warps < 1 or self.num_warps & (self.num_warps - 1):  # as on GPUs
-            raise AssertionError(f"num_warps must be a power of 2, not {self.num_warps}")
-
-    def hash(self) -> str:
-        text = "_".join(f"{k}-{v}" for k, v in sorted(self.__dict__.items()))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-@cache
-def _options_of_others() -> frozenset[str]:
-    """The options of Triton's own backends: kernels tuned for GPUs may give them."""
-    from triton.backends import backends
-
-    names = {"fpsan_homomorphic_casts"}
-    for name, backend in backends.items():
-        if name != "cpu":
-            module = sys.modules[backend.compiler.__module__]
-            for item in vars(module).values():
-                if isinstance(item, type) and item.__name__.endswith("Options"):
-                    names |= set(getattr(item, "__dataclass_fields__", {}))
-    return frozenset(names)
-
-
-def _fp_fusion(requested: bool | None) -> bool:
-    """Whether products and sums may be fused: a launch's wish, and Triton's settings."""
-    language = triton_knobs.language
-    if getattr(language, "force_disable_fp_fusion", False):  # since 3.9
-        return False
-    return bool(language.default_fp_fusion if requested is None else requested)
-
-
-class LoopText(str):
-    """The text of Loop IR, with the function itself for the next stage."""
-
-    lowered: Lowered
-    waits: bool
-
-
-class CPUBackend(triton_compiler.BaseBackend):
+class CPUBackend(LoopBackend):
     """Compiles kernels for the CPU that this process runs on."""
 
-    supports_native_tensor_specialization = True
+    backend_name = "cpu"
     binary_ext = "o"
-
-    @staticmethod
-    def supports_target(target: Any) -> bool:
-        return bool(target.backend == "cpu")
 
     def hash(self) -> str:
         return "terrazzo-" + make_key("triton_cpu", source_stamp(), str(knobs.code_key),
                                         chip=host())
 
-    def parse_options(self, opts: dict[str, Any]) -> CPUOptions:
-        own = {f.name for f in fields(CPUOptions)}
-        given = {k: v for k, v in opts.items() if k in own and v is not None}
-        given["enable_fp_fusion"] = _fp_fusion(given.get("enable_fp_fusion"))
-        given.setdefault("sanitize_overflow", bool(given.get("debug")))  # it is made of asserts
-        if isinstance(given.get("extern_libs"), dict):  # options are keys of a cache
-            given["extern_libs"] = tuple(given["extern_libs"].items())
-        options = CPUOptions(**{"arch": str(self.target.arch), **given})
-        for name, value in opts.items():  # Triton refuses keywords that options do not have
-            if name not in own and name in _options_of_others():
-                options.__dict__[name] = value
-        return options
-
-    def pack_metadata(self, metadata: Any) -> tuple[Any, ...]:
-        return (metadata.num_warps, metadata.num_ctas, metadata.shared)
-
-    def get_codegen_implementation(self, options: CPUOptions) -> dict[str, Any]:
-        return {"min_dot_size": lambda lhs, rhs: (1, 1, 1),
-                "convert_custom_types": convert_custom_types}
-
-    def get_module_map(self) -> dict[str, ModuleType]:
-        from terrazzo.triton_cpu import libdevice
-
-        return {"triton.language.extra.libdevice": libdevice}
-
-    def load_dialects(self, context: Any) -> None:
-        """TTIR's own dialects are all there is."""
-
-    def add_stages(self, stages: dict[str, Any], options: CPUOptions, language: Any = None
-                   ) -> None:
-        stages["ttir"] = lambda src, metadata: _make_ttir(src)
+    def add_stages(self, stages: dict[str, Any], options: Options, language: Any = None) -> None:
+        stages["ttir"] = lambda src, metadata: make_ttir(src)
         stages["loop"] = lambda src, metadata: _make_loops(src, metadata)
         stages["llir"] = lambda src, metadata: _make_llvm(src)
-        stages["o"] = _make_object
-
-
-def _make_ttir(module: Any) -> Any:
-    manager = ir.pass_manager(module.context)
-    manager.enable_debug()
-    passes.common.add_inliner(manager)
-    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):  # gone since 3.8
-        passes.ttir.add_rewrite_tensor_pointer(manager)
-    passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
-    passes.common.add_canonicalizer(manager)
-    passes.ttir.add_combine(manager)
-    passes.ttir.add_reorder_broadcast(manager)
-    passes.common.add_cse(manager)
-    passes.common.add_symbol_dce(manager)
-    passes.ttir.add_loop_unroll(manager)
-    manager.run(module, "make_ttir")
-    return module
-
-
-def generic_text(module: Any) -> str:
-    """A module in MLIR's generic form.
-
-    libtriton has no flag for it, but MLIR prints what it cannot verify in that form; an attribute
-    that belongs on modules only, set on the kernel, is enough.
-    """
-    kernel = module.get_function(module.get_entry_func_name())
-    kernel.set_attr("ttg.num-ctas", ir.builder(module.context).get_int32_attr(1))
-    text = str(module.str())
-    if '"builtin.module"' not in text:
-        raise CodegenError("this version of Triton does not print the generic form of TTIR",
-                           hint="terrazzo supports Triton 3.6 to 3.9")
-    return text
+        stages["o"] = lambda src, metadata: _make_object(src, metadata)
 
 
 def _make_loops(module: Any, metadata: dict[str, Any]) -> LoopText:
-    ttir = generic_text(module)
-    text = with_room(_loops, ttir, metadata["enable_fp_fusion"], lines=ttir.count("\n"))
-    # Kernels that size their grid divide by what they take of the shared memory.
-    metadata["name"], metadata["shared"] = text.lowered.function.name, 1
-    metadata["reports"], metadata["waits"] = text.lowered.reports, text.waits
+    chip = host()
+    text = make_loops(module, metadata, Target(chip, streaming_sizes(chip)))
+    metadata["shared"] = 1  # kernels that size their grid divide by what they take of it
     return text
-
-
-def _loops(ttir: str, fusion: bool) -> LoopText:
-    parsed = parse(ttir)
-    if not fusion:
-        for function in parsed.functions.values():
-            for op in walk(function.regions[0]):
-                if op.name == "arith.mulf":
-                    op.attrs[ALONE] = True
-    lowered = lower(parsed, Target(host(), streaming_sizes(host())), knobs.sanitize)
-    text = LoopText(lowered.function)
-    text.lowered, text.waits = lowered, has_waiting(parsed)
-    return text
-
-
-def _make_object(text: str, metadata: dict[str, Any]) -> bytes:
-    return jit.compile_object(text, host(), effort(text))
-
-
-def effort(text: str) -> jit.OptLevel:
-    """How much LLVM does for a kernel: compile time of long ones is worth more than the last bit
-    of speed."""
-    return "light" if text.count("\n") < LONG else "quick"
-
-
-LONG = 1000  # lines of LLVM IR
 
 
 def _make_llvm(text: str) -> str:
-    if not isinstance(text, LoopText):
-        raise CodegenError("Loop IR cannot be read back from text",
-                           hint="override the stage ttir, llir or o instead")
-    return with_room(kernel_text, text.lowered, lines=text.count("\n"))
+    return make_llvm(text, kernel_text)
+
+
+def _make_object(text: str, metadata: dict[str, Any]) -> bytes:
+    return make_object(text)

@@ -17,8 +17,8 @@ from triton.backends import driver as triton_driver
 from terrazzo.chips.cpu.description import host, usable_cores
 from terrazzo.knobs import knobs
 from terrazzo.triton_cpu.launch import shadows
-from terrazzo.triton_cpu.launch.launcher import LoadedKernel
-from terrazzo.triton_cpu.launch.reporting import make_launcher
+from terrazzo.triton_cpu.launch.launcher import CPULauncher, LoadedKernel
+from terrazzo.triton_cpu.launch.reporting import reporting
 
 
 class _Event:
@@ -84,7 +84,7 @@ class CPUDriver(triton_driver.DriverBase):
 
     def __init__(self) -> None:
         self.utils = _Utils()
-        self.launcher_cls = make_launcher
+        self.launcher_cls = lambda src, metadata: reporting(CPULauncher(src, metadata))
         self.get_current_stream = lambda device=None: 0
         self.get_device_capability = lambda device=None: (0, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from terrazzo.errors import KernelAssertion, KernelFault, KernelStuck
@@ -12,23 +13,25 @@ from terrazzo.triton_cpu.frontend.patience import waiting_text
 from terrazzo.triton_cpu.frontend.reports import FOUND, PRINTED, Area, Launch, firsts
 from terrazzo.triton_cpu.frontend.sanitizer import finding_text
 from terrazzo.triton_cpu.launch import shadows
-from terrazzo.triton_cpu.launch.launcher import MOST_WAITING, Launcher, expression
+from terrazzo.triton_cpu.launch.arguments import expression
+from terrazzo.triton_cpu.launch.entry import MOST_WAITING
+from terrazzo.triton_cpu.launch.launcher import Launcher
 
 
-class ReportingLauncher(Launcher):
-    """The launcher of a kernel that prints, asserts, waits or is sanitized."""
+class Reporting:
+    """The launcher of a kernel that prints, asserts, waits or is sanitized, around a plain one."""
 
-    sanitizable = False
-
-    def __init__(self, src: Any, metadata: Any):
-        super().__init__(src, metadata)
-        self.table, self.signature = metadata.reports, dict(src.signature)
+    def __init__(self, launcher: Launcher):
+        self.launcher, self.signature = launcher, launcher.signature
+        assert launcher.reports is not None
+        self.table = launcher.reports
+        launcher.sanitizable = False
         if self.table.get("sanitized"):
             shadows.watch()
 
-    def __call__(self, gx: int, gy: int, gz: int, *rest: Any) -> None:
+    def __call__(self, gx: int, gy: int, gz: int, stream: Any, *rest: Any) -> None:
         if gx <= 0 or gy <= 0 or gz <= 0:
-            super().__call__(gx, gy, gz, *rest, 0)
+            self.launcher(gx, gy, gz, stream, *rest, 0)
             return
         values = rest[len(rest) - len(self.signature):]
         given = [pair for (name, kind), value in zip(self.signature.items(), values, strict=True)
@@ -37,7 +40,8 @@ class ReportingLauncher(Launcher):
         held = []  # memory that the kernel uses
         if self.table.get("sanitized"):
             held = shadows.prepare(area, [value for _, value in given])
-        super().__call__(gx, gy, gz, *rest, area.address)
+        self.launcher(gx, gy, gz, stream, *rest, area.address)
+        self.launcher.finish(stream)
         held.clear()
         tell(area)
 
@@ -52,10 +56,9 @@ def _passed(kind: Any, name: str, value: Any) -> list[tuple[str, Any]]:
     return [(name, value.base), *numbers[1:]] if kind.startswith("tensordesc") else list(numbers)
 
 
-def make_launcher(src: Any, metadata: Any) -> Launcher:
-    """What Triton calls to launch a kernel."""
-    reports = getattr(metadata, "reports", None)
-    return (ReportingLauncher if reports else Launcher)(src, metadata)
+def reporting(launcher: Launcher) -> Callable[..., None]:
+    """What Triton calls to launch a kernel: the launcher, with what reports need around it."""
+    return launcher if launcher.reports is None else Reporting(launcher)
 
 
 def tell(area: Area) -> None:
