@@ -13,6 +13,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#ifdef __GNUC__
+#pragma GCC visibility push(default)
+#endif
 
 typedef enum gcuError {
   gcuSuccess = 0,
@@ -201,6 +204,9 @@ gcuError gcuTraceRead(gcuRecord *records, int room, int *count); /* takes the ol
 int64_t gcuModelCycles(const gcuDescription *chip, const int64_t *counts, int64_t programs,
                        int64_t at_once);
 
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif
