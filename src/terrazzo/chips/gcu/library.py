@@ -179,13 +179,9 @@ def bind(path: Path) -> Any:
     """A library of that file, with the types of its functions."""
     loaded = ctypes.CDLL(str(path))
     for name, arguments in SIGNATURES.items():
-        if not hasattr(loaded, name):
-            continue
         function = getattr(loaded, name)
         function.restype, function.argtypes = c_int, arguments
     for name, (result, arguments) in OTHERS.items():
-        if not hasattr(loaded, name):
-            continue
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     return loaded

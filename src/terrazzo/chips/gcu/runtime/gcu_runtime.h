@@ -149,6 +149,7 @@ gcuError gcuModuleUnload(gcuModule_t module);
 gcuError gcuModuleGetFunction(gcuFunction_t *function, gcuModule_t module, const char *name);
 gcuError gcuModuleGetGlobal(void **address, gcuModule_t module, const char *name);
 gcuError gcuFunctionGetInfo(gcuFunctionInfo *info, gcuFunction_t function);
+uint64_t gcuImageChecksum(const void *bytes, size_t size); /* FNV-1a, for those who write images */
 
 /* ---- launches, which return at once; a failing kernel fails its stream's next calls
 

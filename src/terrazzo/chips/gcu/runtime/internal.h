@@ -146,35 +146,35 @@ void tz_parallel_for(void (*function)(void *, int64_t), void *context, int64_t c
                      int64_t most_threads);
 
 /* ---- elf.c: object code in memory */
+typedef struct Symbol { char *name; uintptr_t address; } Symbol; /* that others may see */
 typedef struct Code {
+  Object object;                      /* launches hold on to the code that they run */
   char *start;
   size_t size;
-  uintptr_t variables;                /* where they begin, up to the end */
+  uintptr_t constants, variables;     /* where they begin: code, constants, variables */
   size_t variables_size;
+  Symbol *symbols;
+  size_t symbol_count;
 } Code;
-typedef struct Export { const char *name; void *address; } Export; /* address: found by the loader */
-gcuError load_object(const unsigned char *object, size_t size, Export *exports, size_t count,
-                     Code *code);
-void *object_symbol(const unsigned char *object, size_t size, const Code *code, const char *name);
-void unload_code(Code *code);
+gcuError load_object(const unsigned char *object, size_t size, Code **code);
+uintptr_t symbol_address(const Code *code, const char *name); /* 0: there is none */
 
 /* ---- module.c: functions of loaded images */
-typedef struct Module Module;
 typedef struct Function {
   Object object;
-  Module *module;                     /* a reference */
+  Code *code;                         /* a reference */
   void *handle;
-  char *name, *symbol, *kinds;
+  char *name, *symbol, *kinds;        /* kinds: of arguments, a letter each */
   char **calls;
   int argument_count, call_count;
   bool is_plan;
   int64_t scratchpad;
-  void *entry;
+  uintptr_t entry;
 } Function;
 
 /* ---- image.c: images taken apart */
 typedef struct Image {
-  Function **functions;               /* each with one reference, and no module */
+  Function **functions;               /* each with one reference, and no code */
   size_t count;
   const unsigned char *object;
   size_t object_size;

@@ -404,12 +404,12 @@ gcuError gcuDeviceReset(void) {
       atomic_store(&stream->error, gcuSuccess);
       atomic_store(&stream->cycles, 0);
     } else {
-      gcuStreamDestroy(stream->handle);
+      Stream *closed = close_handle(A_STREAM, stream->handle);
+      if (closed) close_stream(closed);
     }
     let_go(stream);
   }
   free(streams);
-  gcuGetLastError(); /* of a stream that somebody else destroyed meanwhile */
   free_all(device);
   return gcuSuccess;
 }
