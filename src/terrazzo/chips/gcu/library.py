@@ -15,8 +15,6 @@ from ctypes import (
     c_int64,
     c_size_t,
     c_uint,
-    c_uint8,
-    c_uint32,
     c_uint64,
     c_void_p,
 )
@@ -26,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from terrazzo.chips.gcu.build import built_library
+from terrazzo.chips.gcu.description import CDescription
 from terrazzo.errors import DeviceError
 
 COUNTERS = 8
@@ -42,25 +41,10 @@ NOT_READY = ERRORS.index("gcuErrorNotReady")
 HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, BY_POINTERS = range(5)
 
 
-class Description(Structure):
-    """gcuDescription: what the chip is."""
-
-    _fields_ = [
-        ("size", c_uint32), ("name", c_char * 32), ("devices", c_int32),
-        ("capability", c_int32 * 2), ("units", c_int32), ("warps", c_int32),
-        ("free_grid", c_int32), ("grid_multiple", c_int32), ("vector_bits", c_int32),
-        *[(name, c_int64) for name in (
-            "clock_khz", "memory_bytes", "scratchpad_bytes", "memory_bytes_per_cycle",
-            "unit_bytes_per_cycle", "scratchpad_bytes_per_cycle", "dma_latency", "dma_in_flight",
-            "launch_cycles", "wave_cycles", "link_bytes_per_cycle", "link_latency")],
-        ("fingerprint", c_uint8 * 32),
-    ]
-
-
 class DeviceProperties(Structure):
     """gcuDeviceProperties."""
 
-    _fields_ = [("description", Description), ("name", c_char * 64), ("device", c_int32)]
+    _fields_ = [("description", CDescription), ("name", c_char * 64), ("device", c_int32)]
 
 
 class MemoryInfo(Structure):
@@ -93,7 +77,7 @@ _launch = (_handle, c_uint, c_uint, c_uint, _words, c_int, _handle)
 
 # The arguments of each function that gives an error code.
 SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType({
-    "gcuConfigure": (POINTER(Description),),
+    "gcuConfigure": (POINTER(CDescription),),
     "gcuGetLastError": (),
     "gcuPeekAtLastError": (),
     "gcuGetDeviceCount": (POINTER(c_int),),
@@ -149,7 +133,7 @@ OTHERS: Mapping[str, tuple[Any, tuple[Any, ...]]] = MappingProxyType({
     "gcuGetErrorName": (c_char_p, (c_int,)),
     "gcuGetErrorString": (c_char_p, (c_int,)),
     "gcuGetLastErrorMessage": (c_char_p, ()),
-    "gcuModelCycles": (c_int64, (POINTER(Description), _words, c_int64, c_int64)),
+    "gcuModelCycles": (c_int64, (POINTER(CDescription), _words, c_int64, c_int64)),
     "gcuImageChecksum": (c_uint64, (_address, c_size_t)),
 })
 
@@ -194,7 +178,7 @@ def check(code: int) -> None:
 
 
 __all__ = [
-    "BY_POINTERS", "COUNTERS", "DEVICE_TO_DEVICE", "DEVICE_TO_HOST", "Description",
+    "BY_POINTERS", "COUNTERS", "DEVICE_TO_DEVICE", "DEVICE_TO_HOST",
     "DeviceProperties", "ERRORS", "FunctionInfo", "GcuError", "HOST_FUNCTION", "HOST_TO_DEVICE",
     "HOST_TO_HOST", "MemoryInfo", "NOT_READY", "Record", "bind", "check", "library",
     "library_path",
