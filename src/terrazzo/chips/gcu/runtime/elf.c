@@ -382,6 +382,9 @@ gcuError load_object(const unsigned char *object, size_t size, Code **code) {
   gcuError error = read_file(&file);
   if (!error) error = link_file(&file, *code);
   close_file(&file);
-  if (error) let_go(*code);
+  if (error) {
+    let_go(*code);
+    *code = NULL;
+  }
   return error;
 }

@@ -61,6 +61,7 @@ void catch_faults(void) {
 const char *fault_text(int signal, const void *address, char *text, size_t room) {
   if (signal == SIGFPE) snprintf(text, room, "divided an integer by zero");
   else if (signal == SIGILL) snprintf(text, room, "met an instruction that is not there");
-  else snprintf(text, room, "touched memory that is not there, at %p", address);
+  else if (address) snprintf(text, room, "touched memory that is not there, at %p", address);
+  else snprintf(text, room, "touched memory that is not there, at NULL or at no address at all");
   return text;
 }

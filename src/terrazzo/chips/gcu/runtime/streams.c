@@ -305,7 +305,11 @@ gcuError wait_for_device(Device *device) {
   gcuError error = gcuSuccess;
   for (size_t place = 0; place < count; place++) {
     wait_until(streams[place], atomic_load(&streams[place]->queued));
-    if (!error) error = stream_error(streams[place]);
+    /* What a stream failed with goes with it: it may end before anybody asks, or after. */
+    pthread_mutex_lock(&streams[place]->lock);
+    bool closed = streams[place]->closing;
+    pthread_mutex_unlock(&streams[place]->lock);
+    if (!error && !closed) error = stream_error(streams[place]);
     let_go(streams[place]);
   }
   free(streams);
