@@ -1,0 +1,254 @@
+"""Loop IR that counts what it does: one more parameter, to which each program adds its counts.
+
+What is computed stays bit for bit the same. Counts are closed forms of sizes and loop variables
+(tally.py), written down once at the outermost place where they are known: for most kernels that is
+once a program. Only what data decides is counted where it runs. They hang on the description of the
+chip and on the Loop IR alone, never on the machine that compiles or runs it.
+
+`work.py` says what is counted of arithmetic, `traffic.py` what of main memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from terrazzo.base.scalar import Scalar, as_scalar
+from terrazzo.base.unwind import Walk, unwind
+from terrazzo.chips.gcu.description import Description
+from terrazzo.chips.gcu.tally import COUNTERS, LAUNCHES, Tally, is_unit
+from terrazzo.chips.gcu.traffic import Traffic
+from terrazzo.chips.gcu.work import Places, work
+from terrazzo.dtypes import int64
+from terrazzo.index import Index, Var, free_vars, minimum
+from terrazzo.loop.ir import (
+    THREADS,
+    Alloc,
+    Atomic,
+    Block,
+    Buffer,
+    For,
+    Function,
+    If,
+    Let,
+    Stmt,
+    Store,
+    While,
+    block,
+    children,
+    rewrite,
+    walk,
+)
+
+Per = Literal["program", "task"]
+PARALLEL = ("parallel", "program")
+
+
+def counted(function: Function, chip: Description, per: Per = "program") -> Function:
+    """The function with a last parameter `counters` that it adds its counts to.
+
+    Of a "program" `n` of the outermost parallel loop they are in row n, which is its own. A "task"
+    adds to row `n % units`, together with others; row 0 also counts how often the kernel was
+    called. What runs outside of parallel loops belongs to row 0.
+    """
+    body = _unshared(function.body)
+    known = frozenset((*function.dims, THREADS))
+    tasks = _tasks(body, known)
+    counters = _counters(function, tasks, chip, per)
+    places = _count(body, chip, known, tasks, per)
+    return replace(function, params=(*function.params, counters), program=None,
+                   body=_Writer(chip, per, counters, places).function(body))
+
+
+def _counters(function: Function, tasks: list[_Task], chip: Description, per: Per) -> Buffer:
+    if per == "task":
+        return Buffer("counters", int64, chip.units * COUNTERS)
+    size: Index = tasks[0].loop.hi * COUNTERS if tasks else COUNTERS
+    is_known = isinstance(size, int) or free_vars(size) <= {*function.dims, THREADS}
+    return Buffer("counters", int64, size if is_known else 0, bounded=is_known)
+
+
+def _unshared(stmt: Stmt) -> Stmt:
+    """The statement with no part in two places of it: places are told apart by their identity."""
+    seen: set[int] = set()
+
+    def visit(node: Stmt) -> Stmt | None:  # what has parts was just made anew
+        if id(node) in seen:
+            return replace(node)  # type: ignore[type-var]
+        seen.add(id(node))
+        return None
+
+    return rewrite(stmt, visit)
+
+
+# ---------------------------------------------------------------- tasks
+@dataclass(frozen=True)
+class _Task:
+    """An outermost parallel loop, and what has a name around it."""
+
+    loop: For
+    known: frozenset[Var]
+
+
+def _tasks(body: Stmt, known: frozenset[Var]) -> list[_Task]:
+    found: list[_Task] = []
+    todo = [(body, known)]
+    while todo:
+        stmt, names = todo.pop()
+        if isinstance(stmt, (For, Let)):
+            names = names | {stmt.var}
+        if isinstance(stmt, For) and stmt.kind in PARALLEL:
+            found.append(_Task(stmt, names))
+        else:
+            todo += [(child, names) for child in reversed(children(stmt))]
+    return found
+
+
+def _count(body: Stmt, chip: Description, known: frozenset[Var], tasks: list[_Task], per: Per
+           ) -> Places:
+    """All counts, by the statement in whose body they are written; (0, 0) is the function."""
+    loops = frozenset(id(task.loop) for task in tasks)
+    once = _run_once(body, loops).union(*(_run_once(t.loop.body, loops) for t in tasks))
+    places = Places(loops, once)
+    whole = work(body, chip, places)
+    for task in tasks:
+        walk_of = _traffic(task.loop.body, chip, places)
+        if per == "task":
+            walk_of.task = task.loop.var
+        places.add(task.loop, walk_of.count(task.loop.body, task.known))
+    whole.include(_traffic(body, chip, places, loops).count(body, known))
+    places.inside[0, 0] = whole
+    return places
+
+
+def _run_once(stmt: Stmt, tasks: frozenset[int]) -> frozenset[int]:
+    """The names of a task or a function that are given outside of its loops."""
+    found: set[int] = set()
+    todo = [stmt]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Let) or (isinstance(node, For) and is_unit(node)):
+            found.add(id(node))
+        elif isinstance(node, (For, While)):
+            continue
+        todo += children(node)
+    return frozenset(found)
+
+
+def _traffic(body: Stmt, chip: Description, places: Places, tasks: frozenset[int] = frozenset()
+             ) -> Traffic:
+    """The walk over a task: what it allocates lies in the scratchpad, if it may.
+
+    What tasks share does not: it is memory like any other.
+    """
+    local = frozenset[Buffer]() if tasks else frozenset(
+        s.buffer for s in walk(body) if isinstance(s, Alloc)
+        and not (isinstance(s.buffer.size, int)
+                 and 2 * s.buffer.size * s.buffer.dtype.itemsize > chip.scratchpad_bytes))
+    return Traffic(chip, local, chip.scratchpad_bytes - _peak(body, local), places, tasks)
+
+
+def _peak(stmt: Stmt, local: frozenset[Buffer]) -> Index:
+    """The most bytes of buffers that live at the same time, as far as their sizes are known."""
+    most = 0
+    todo = [(stmt, 0)]
+    while todo:
+        node, around = todo.pop()
+        if isinstance(node, Alloc) and node.buffer in local and isinstance(node.buffer.size, int):
+            around += node.buffer.size * node.buffer.dtype.itemsize
+            most = max(most, around)
+        todo += [(child, around) for child in children(node)]
+    return most
+
+
+# ---------------------------------------------------------------- writing
+Sink = Callable[[Tally], Stmt]
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Puts the counts into the statements."""
+
+    chip: Description
+    per: Per
+    counters: Buffer
+    places: Places
+
+    def function(self, body: Stmt) -> Stmt:
+        """The body of a function, with all it counts."""
+        whole = self.places.inside[0, 0]
+        if self.per == "task":
+            first = self.places.inside.setdefault((id(body), 0), Tally()) if isinstance(
+                body, For) and id(body) in self.places.tasks else None
+            if first is not None:  # the loop stays the outermost statement
+                assert isinstance(body, For)
+                first.add(LAUNCHES, 1 - minimum(body.var - body.lo, 1))
+            else:
+                whole.add(LAUNCHES, 1)
+        head = self.added(whole, 0) if whole.terms else None
+        return block(head, unwind(self.rebuilt(body, lambda tally: self.added(tally, 0))))
+
+    def added(self, tally: Tally, row: Index) -> Stmt:
+        """Adds to a row that nobody else writes to."""
+        return block(*(Store(self.counters, row * COUNTERS + counter, as_scalar(amount, int64),
+                             "add") for counter, amount in tally.amounts()))
+
+    def shared(self, counter: int, row: Index, amount: Scalar) -> Stmt:
+        """Adds to a row of several tasks."""
+        return Atomic("add", self.counters, row * COUNTERS + counter, amount)
+
+    def rebuilt(self, stmt: Stmt, sink: Sink) -> Walk[Stmt]:
+        """The statement with counts written into it, by way of `sink`."""
+        if isinstance(stmt, For) and id(stmt) in self.places.tasks:
+            return (yield self.task(stmt))
+        inside = self.places.inside
+        fresh = stmt
+        if isinstance(stmt, Block):
+            stmts = []
+            for inner in stmt.stmts:
+                stmts.append((yield self.rebuilt(inner, sink)))
+            fresh = block(*stmts)
+        elif isinstance(stmt, (For, Let, While, Alloc)):
+            body = yield self.rebuilt(stmt.body, sink)
+            more = inside.get((id(stmt), 0))
+            fresh = replace(stmt, body=body if more is None else block(sink(more), body))
+        elif isinstance(stmt, If):
+            branches: list[Stmt | None] = []
+            for number, branch in enumerate((stmt.then, stmt.orelse)):
+                more = inside.get((id(stmt), number))
+                made = None if branch is None else (yield self.rebuilt(branch, sink))
+                branches.append(made if more is None else block(sink(more), made))
+            assert branches[0] is not None
+            fresh = If(stmt.cond, branches[0], branches[1])
+        return fresh
+
+    def task(self, loop: For) -> Walk[Stmt]:
+        """A parallel loop: each task adds up what it counts on its way, and hands it over."""
+        number = loop.var - loop.lo
+        known = self.places.inside.get((id(loop), 0), Tally())
+        on_the_way = {(id(s), b) for s in walk(loop.body) for b in (0, 1)} & set(
+            self.places.inside)
+        if not on_the_way:
+            body = yield self.rebuilt(loop.body, lambda tally: Block(()))
+            if self.per == "program":
+                return replace(loop, body=block(self.added(known, number), body))
+            return replace(loop, body=block(*(
+                self.shared(counter, number % self.chip.units, as_scalar(amount, int64))
+                for counter, amount in known.amounts()), body))
+        used = {counter for place in on_the_way
+                for counter, _ in self.places.inside[place].amounts()}
+        amounts = dict(known.amounts())
+        mine = Buffer("counted", int64, COUNTERS)
+        body = yield self.rebuilt(loop.body, lambda tally: block(*(
+            Store(mine, counter, as_scalar(amount, int64), "add")
+            for counter, amount in tally.amounts())))
+        first = [Store(mine, c, as_scalar(amounts.get(c, 0), int64)) for c in sorted(used)]
+        last = [self._handed(c, number, mine[c] if c in used else as_scalar(amounts[c], int64))
+                for c in sorted(used | amounts.keys())]
+        return replace(loop, body=Alloc(mine, block(*first, body, *last)))
+
+    def _handed(self, counter: int, number: Index, amount: Scalar) -> Stmt:
+        if self.per == "task":
+            return self.shared(counter, number % self.chip.units, amount)
+        return Store(self.counters, number * COUNTERS + counter, amount, "add")
