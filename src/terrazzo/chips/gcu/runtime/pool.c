@@ -3,7 +3,8 @@
        void tz_parallel_for(void (*fn)(void *ctx, int64_t chunk), void *ctx, int64_t n,
                             int64_t max_threads);
 
-   calls `fn` once for every chunk and returns when all have run. A call from within a chunk runs
+   calls `fn` once for every chunk, on as many threads as are asked for (0: on as many as kernels
+   run on, gcuSetHostThreads), and returns when all have run. A call from within a chunk runs
    serially. Whoever calls takes chunks too, and a job is off the list before its caller waits, so
    that a thread that comes late finds nothing to join. */
 #include "internal.h"
@@ -96,9 +97,17 @@ static void *work_on_jobs(void *unused) {
   return NULL;
 }
 
-static void post(Job *job, int helpers) {
+/* With the lock held: threads that jobs have, or still have places for. */
+static int helpers_of_all(void) {
+  int count = 0;
+  for (Job *job = jobs; job; job = job->next) count += job->places + job->running;
+  return count;
+}
+
+static void post(Job *job, int helpers, bool each_waits) {
   pthread_mutex_lock(&lock);
-  while (workers < helpers && workers < MOST_WORKERS && start_thread(work_on_jobs, NULL)) workers++;
+  int needed = each_waits ? helpers + helpers_of_all() : helpers;
+  while (workers < needed && workers < MOST_WORKERS && start_thread(work_on_jobs, NULL)) workers++;
   job->next = jobs;
   jobs = job;
   int wake = helpers < sleepers ? helpers : sleepers;
@@ -118,8 +127,9 @@ static void finish(Job *job) {
 
 void tz_parallel_for(void (*function)(void *, int64_t), void *context, int64_t count,
                      int64_t most_threads) {
-  int64_t threads = atomic_load_explicit(&host_threads, memory_order_relaxed);
-  if (most_threads > 0 && most_threads < threads) threads = most_threads;
+  int64_t usual = atomic_load_explicit(&host_threads, memory_order_relaxed);
+  /* More than usual are asked for by kernels whose programs wait for each other. */
+  int64_t threads = most_threads > 0 ? most_threads : usual;
   if (count < threads) threads = count;
   if (inside || threads < 2) {
     for (int64_t chunk = 0; chunk < count; chunk++) function(context, chunk);
@@ -127,7 +137,7 @@ void tz_parallel_for(void (*function)(void *, int64_t), void *context, int64_t c
   }
   Job job = {.function = function, .context = context, .count = count, .places = (int)threads - 1};
   pthread_cond_init(&job.left, NULL);
-  post(&job, (int)threads - 1);
+  post(&job, (int)threads - 1, threads > usual);
   run_chunks(&job);
   finish(&job);
   pthread_cond_destroy(&job.left);
