@@ -204,6 +204,11 @@ def make_object(text: str) -> bytes:
     return jit.compile_object(text, host(), effort(text))
 
 
+def host_key() -> str:
+    """A text that is equal where the same code runs."""
+    return host().fingerprint
+
+
 def effort(text: str) -> jit.OptLevel:
     """How much LLVM does for a kernel: compile time of long ones is worth more than the last bit
     of speed."""

@@ -17,6 +17,7 @@ from terrazzo.dtypes import DType, bool_, float32, float64, int32, int64
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Alloc, Buffer, For, Function, Let, Stmt, Store, block
+from terrazzo.loop.ir import walk as walk_stmts
 from terrazzo.triton_cpu.frontend import pointers
 from terrazzo.triton_cpu.frontend.addresses import Names, Reader
 from terrazzo.triton_cpu.frontend.elementwise import EXPENSIVE, RULES, constant, not_negative
@@ -357,8 +358,20 @@ class Lowered:
     function: Function
     buffers: list[int]  # the number of an argument, or `pointers.ANYWHERE`
     numbers: list[int]
-    arguments: int  # how many there are
+    kinds: str  # of each argument: "p" an address, "h" one of the host's, "i" or "f" a number
     reports: dict[str, Any] | None  # what the records of its last argument mean, if it has one
+
+    @property
+    def arguments(self) -> int:
+        """How many there are."""
+        return len(self.kinds)
+
+    @property
+    def local_bytes(self) -> int:
+        """Memory for the tiles of one program."""
+        sizes = [(a.buffer.size, a.buffer.dtype.itemsize) for a in walk_stmts(self.function.body)
+                 if isinstance(a, Alloc)]
+        return sum(count * size for count, size in sizes if isinstance(count, int))
 
 
 def lower(module: Module, target: Target, sanitize: bool = False) -> Lowered:
@@ -416,8 +429,10 @@ def lower(module: Module, target: Target, sanitize: bool = False) -> Lowered:
     function = Function(
         entry.attrs["sym_name"], tuple(b for b, _ in signature.params), dims, body)
     reports = None if watch.reports is None else watch.reports.table()
+    kinds = "".join("p" if type_.pointer else "f" if dtype_of(type_.elem).is_float else "i"
+                    for _, type_ in blocks[0].args) + "h" * (reports is not None)
     return Lowered(function, [n for _, n in signature.params], [*numbers, *signature.addresses],
-                   len(blocks[0].args) + (reports is not None), reports)
+                   kinds, reports)
 
 
 def argument(var: Var, dtype: DType) -> Scalar:

@@ -16,7 +16,19 @@ from dataclasses import dataclass, replace
 
 from terrazzo.base.scalar import Const, Load, Scalar, call, cast, loads
 from terrazzo.chips.spec import ChipSpec
-from terrazzo.dtypes import DType, float32, float64, int8, int32
+from terrazzo.dtypes import (
+    DType,
+    bfloat16,
+    float8_e4m3fn,
+    float8_e4m3fnuz,
+    float8_e5m2,
+    float8_e5m2fnuz,
+    float16,
+    float32,
+    float64,
+    int8,
+    int32,
+)
 from terrazzo.index import Index, Var, coefficient, free_vars, substitute
 from terrazzo.loop.ir import Buffer, For, If, Stmt, Store, block
 from terrazzo.loop.tile_transpose import transposed_copy
@@ -24,6 +36,7 @@ from terrazzo.loop.tiles import fma_tile, transpose_tile
 from terrazzo.triton_cpu.frontend.addresses import Names, Reader
 from terrazzo.triton_cpu.frontend.lower import Handler, Lowering
 from terrazzo.triton_cpu.frontend.nest import Write, loops, whole_tile
+from terrazzo.triton_cpu.frontend.state import Target
 from terrazzo.triton_cpu.frontend.ttir import Op
 from terrazzo.triton_cpu.frontend.values import Indices, Value, dtype_of, flat
 
@@ -94,12 +107,12 @@ def multiply(lowering: Lowering, op: Op, left: Factor, right: Factor, depth: int
     """
     *_, rows, columns = op.type.shape
     dtype = dtype_of(op.type.elem)
-    wide, made_in = _wide(dtype), left.place.buffer.dtype
+    wide, made_in = _wide(dtype), _wide(left.place.buffer.dtype)
     target = lowering.memory.inplace.get(op.results[0])
     if target is None or target.dtype is not wide or not _may_overwrite(lowering, op, target):
         target = lowering.local("product", wide, op.type.count)
     accumulate = _start(lowering, c, target, wide)
-    mr, nr = register_tile(lowering.target.spec, made_in, rows, columns)
+    mr, nr = register_tile(lowering.target, made_in, rows, columns)
     part = None if finish is None else lowering.local("part", made_in, mr * nr)
 
     def product(a: Place, b: Place) -> Stmt:
@@ -148,10 +161,12 @@ def _for_each(lowering: Lowering, count: int, body: Callable[[Index], Stmt]) -> 
     return For(which, 0, count, body(which))
 
 
-def register_tile(chip: ChipSpec, wide: DType, rows: int, columns: int) -> tuple[int, int]:
+def register_tile(target: Target, wide: DType, rows: int, columns: int) -> tuple[int, int]:
     """Rows and columns of the micro-kernel."""
-    vectors, sums = _REGISTER_TILES[32 if chip.vector_registers >= 32 else 16]
-    lanes = chip.lanes(wide.bits)
+    if target.matrix is not None:
+        return min(rows, target.matrix[0]), min(columns, target.matrix[1])
+    vectors, sums = _REGISTER_TILES[32 if target.spec.vector_registers >= 32 else 16]
+    lanes = target.spec.lanes(wide.bits)
     while vectors > 1 and vectors * lanes > columns:
         vectors //= 2
     return min(rows, sums // vectors), min(columns, vectors * lanes)
@@ -200,10 +215,34 @@ class _Lying:
 
 def _factor(lowering: Lowering, value: Value, wide: DType, is_left: bool) -> Factor:
     """A factor in the type that is computed in; on the right, in panels that rows pass by."""
+    if lowering.target.scratchpad:
+        return _brought(lowering, value, wide, is_left)
     if not is_left:
         value = in_rows(lowering, value)
     lying = _lying(lowering, value)
     return (_left if is_left else _right)(lowering, value, wide, lying)
+
+
+# What holds the factors of a matrix unit that widens them as it multiplies, where others would do.
+_HELD_AS = {int8: bfloat16, float8_e4m3fn: float16, float8_e5m2: float16,
+            float8_e4m3fnuz: float16, float8_e5m2fnuz: float16}
+
+
+def _brought(lowering: Lowering, value: Value, wide: DType, is_left: bool) -> Factor:
+    """A factor in the chip's own memory, in the type it has or one that holds it exactly."""
+    *_, rows, columns = value.type.shape
+    dtype = dtype_of(value.type.elem)
+    held = _HELD_AS.get(dtype, dtype)
+    if held not in (float16, bfloat16) or wide is float64:
+        held = wide
+    _, nr = register_tile(lowering.target, wide, 1, columns)
+    if value.buffer is not None and value.buffer.dtype is held:
+        return Factor(Place(value.buffer, 0, rows * columns, columns, 1, nr))
+    width = columns if is_left else nr
+    place = Place(lowering.local("left" if is_left else "right", held, value.type.count), 0,
+                  rows * columns, width, 1, rows * width)
+    lowering.emit(_copy(lowering, value, place, width))
+    return Factor(place)
 
 
 def in_rows(lowering: Lowering, value: Value) -> Value:
@@ -244,7 +283,7 @@ def _left(lowering: Lowering, value: Value, wide: DType, lying: _Lying | None) -
 
 def _right(lowering: Lowering, value: Value, wide: DType, lying: _Lying | None) -> Factor:
     *_, rows, columns = value.type.shape
-    _, nr = register_tile(lowering.target.spec, wide, 1, columns)
+    _, nr = register_tile(lowering.target, wide, 1, columns)
     if lying is not None and lying.dtype is wide and lying.condition is None and (
             lying.place.right == 1 and isinstance(lying.place.down, int)
             and lying.place.down <= _CLOSE):

@@ -159,7 +159,7 @@ def _factor(lowering: Lowering, side: _Side, scales: Buffer | None, lift: _Lift 
         start = lift.numbers[0] if is_left else Const(float32, _START)
         lowering.emit(lowering.nest((count, other), lambda i: [Write(
             buffer, flat(sizes, (i[0], i[1], first) if is_left else (i[0], first, i[1])), start)]))
-    panel = register_tile(lowering.target.spec, float32, 1, other)[1]
+    panel = register_tile(lowering.target, float32, 1, other)[1]
     return Factor(Place(buffer, first * is_left, sizes[1] * sizes[2], sizes[2], 1, panel))
 
 

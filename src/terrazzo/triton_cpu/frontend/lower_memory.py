@@ -49,8 +49,10 @@ def _load(lowering: Lowering, op: Op) -> None:
     lowering.memory.load_pointers[op.results[0]] = op.operands[0]
     if op.attrs.get("isVolatile"):
         lowering.materialise(value, "loaded")
-    else:
-        lowering.lazy.pending.append((op.results[0], value))
+        return
+    lowering.lazy.pending.append((op.results[0], value))
+    if lowering.target.scratchpad and lowering.uses.needed_again(op.results[0]):
+        lowering.lazy.deferred.append((op.results[0], value))
 
 
 def _store(lowering: Lowering, op: Op) -> None:
@@ -69,12 +71,12 @@ def _store(lowering: Lowering, op: Op) -> None:
 
 def _streaming(lowering: Lowering, pointers: Value) -> bool | Scalar:
     """When a store goes past the caches: all programs together write much, and read none of it."""
-    buffer = lowering.base(pointers)
-    if buffer in lowering.memory.read:
+    buffer, limits = lowering.base(pointers), lowering.target.streams
+    if limits is None or buffer in lowering.memory.read:
         return False
     x, y, z = lowering.signature.grid
     size = x * y * z * lowering.turns * (pointers.type.count * buffer.dtype.itemsize)
-    smallest, limit = lowering.target.streams
+    smallest, limit = limits
     return call("and", below(smallest - 1, size), below(size, limit))
 
 

@@ -24,7 +24,12 @@ class Target:
     """What lowering goes by of the chip that a kernel will run on."""
 
     spec: ChipSpec
-    streams: tuple[int, int]  # bytes from which on, and below which, stores pass the caches by
+    # Bytes from which on, and below which, stores pass the caches by; None where there are none.
+    streams: tuple[int, int] | None
+    # Rows and columns of the products that it makes at once; None: as many as registers hold.
+    matrix: tuple[int, int] | None = None
+    # Whether memory of its own holds tiles, and what lies outside is brought there once.
+    scratchpad: bool = False
 
 
 @dataclass(eq=False)

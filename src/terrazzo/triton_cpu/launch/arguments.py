@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,10 +68,12 @@ CPU = Home("cpu", "the CPU", "move it with .cpu(), or unset TRITON_DEFAULT_BACKE
 _SPELLING = {"fp64": "double_bits({})", "f64": "double_bits({})"}
 
 
-def expression(kind: Any, value: str, address: str = "{}.data_ptr()") -> list[str]:
+def expression(kind: Any, value: str, address: str = "{}.data_ptr()", whole: str = "{}"
+               ) -> list[str]:
     """Python code that turns an argument of a kind into integers."""
     if isinstance(kind, (tuple, list)):
-        return [e for i, k in enumerate(kind) for e in expression(k, f"{value}[{i}]", address)]
+        return [e for i, k in enumerate(kind)
+                for e in expression(k, f"{value}[{i}]", address, whole)]
     if kind == "constexpr":
         return []
     if kind.startswith("tensordesc"):
@@ -79,7 +82,7 @@ def expression(kind: Any, value: str, address: str = "{}.data_ptr()") -> list[st
         return [address.format(value)]
     if kind.startswith(("fp", "bf", "f")):
         return [_SPELLING.get(kind, "single_bits({})").format(value)]
-    return [f"int({value})" if kind in ("i1", "u1") else value]
+    return [f"int({value})" if kind in ("i1", "u1") else whole.format(value)]
 
 
 def _descriptor(kind: str, value: str, address: str) -> list[str]:
@@ -109,14 +112,16 @@ def caller(kinds: Sequence[Any], home: Home, reports: bool, given: str, call: st
     """
     names = [f"a{i}" for i in range(len(kinds))]
     quick, careful = ([e for kind, name in zip(kinds, names)
-                       for e in expression(kind, name, address)] + ["area"] * reports
-                      for address in ("({0}.data_ptr() or nowhere({0}))", "address({})"))
+                       for e in expression(kind, name, *spelling)] + ["area"] * reports
+                      for spelling in (("({0}.data_ptr() or nowhere({0}))", "{}"),
+                                       ("address({})", "index({})")))
     names += ["area"] * reports
     one, other = (call.format("".join(f"{e}, " for e in words)) for words in (quick, careful))
     text = (f"def run({', '.join([given, *names])}):\n"
             f"    try:\n        return {one}\n"
-            f"    except AttributeError:  # an address, or None\n        return {other}\n")
+            f"    except (AttributeError, TypeError):  # an address, None, a number of numpy's\n"
+            f"        return {other}\n")
     scope |= {"single_bits": _single_bits, "double_bits": _double_bits,
-              "address": home.address, "nowhere": home.nowhere}
+              "address": home.address, "nowhere": home.nowhere, "index": operator.index}
     exec(text, scope)
     return scope["run"], len(quick)

@@ -46,7 +46,8 @@ def image_text(lowered: Lowered, waits: bool) -> str:
     sizes = [b.load("i64", b.gep("i64", grid, i), 8) for i in range(3)]
     if waits:
         programs = b.mul(b.mul(sizes[0], sizes[1]), sizes[2])
-        threads = b.smax(threads, b.smin(programs, MOST_WAITING))
+        few = b.icmp("sle", programs, b.smax(threads, MOST_WAITING))
+        threads = b.select(few, programs, threads)
     _hand_on(b, lowered, given, [counters], [*sizes, threads])
     return module.text()
 
