@@ -127,6 +127,10 @@ class Settings:
     catch_faults: bool = _knob(
         True, "turn bad pointers of Triton kernels into errors, where the system allows it",
     )
+    launch_blocking: bool = _knob(
+        False, "wait for each Triton kernel on a virtual chip, so that a bad pointer has its line",
+        steers_runs=True,
+    )
     dump: str = _knob(
         "",
         "levels printed at each compile, as a comma list",

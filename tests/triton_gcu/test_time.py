@@ -1,0 +1,127 @@
+"""Modelled time: the same in every run, on every processor, and what autotuning goes by."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+from device_arrays import normal, zeros  # noqa: E402
+from kernels import add, matmul, softmax  # noqa: E402
+
+from terrazzo.triton_gcu.chip import description  # noqa: E402
+from terrazzo.triton_gcu.driver import modelled_bench, stream_cycles  # noqa: E402
+
+pytestmark = pytest.mark.triton
+
+
+def cycles_of_some_kernels() -> list[int]:
+    """Cycles of an addition, a softmax and two products."""
+    found = []
+
+    def note(begin: int) -> None:
+        found.append(stream_cycles() - begin)
+
+    x, y, out = normal(57 * 1000), normal(57 * 1000, seed=1), zeros(57 * 1000)
+    begin = stream_cycles()
+    add[(57,)](x, y, out, 57 * 1000, BLOCK=1024)
+    note(begin)
+    begin = stream_cycles()
+    softmax[(57,)](x, out, 1000, BLOCK=1024)
+    note(begin)
+    for dtype in (np.float32, np.float16):
+        a, b, c = normal(100, 70, dtype=dtype), normal(70, 90, dtype=dtype), zeros(100, 90)
+        begin = stream_cycles()
+        matmul[(4 * 3,)](a, b, c, 100, 90, 70, 32, 32, 32)
+        note(begin)
+    return found
+
+
+def test_cycles_are_the_same_in_ten_runs() -> None:
+    runs = [cycles_of_some_kernels() for _ in range(10)]
+    assert min(runs[0]) > description().launch_cycles
+    assert all(run == runs[0] for run in runs)
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from terrazzo.triton_gcu.activate import activate
+activate()
+import test_time
+print(test_time.cycles_of_some_kernels())
+"""
+
+
+@pytest.mark.parametrize(("bits", "threads"), [("256", "1"), ("512", "3")])
+def test_cycles_do_not_depend_on_the_processor(bits: str, threads: str, tmp_path: Path) -> None:
+    from terrazzo.chips.cpu.description import host
+
+    if int(bits) > host(0).vector_bits:
+        pytest.skip(f"no vectors of {bits} bits here")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)], capture_output=True, text=True,
+        timeout=300, env={**os.environ, "TZ_VECTOR_BITS": bits, "TZ_THREADS": threads,
+                          "TRITON_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(cycles_of_some_kernels())
+
+
+# ---------------------------------------------------------------- autotuning
+def _tuned() -> Any:
+    configs = [triton.Config({"BLOCK": block}, num_warps=warps)
+               for block in (32, 256, 2048, 1 << 19) for warps in (1, 4)]
+    return triton.autotune(configs, key=["n"])(add)
+
+
+def test_autotuning_picks_the_same_in_ten_runs() -> None:
+    n = 100_000
+    x, y, out = normal(n), normal(n, seed=1), zeros(n)
+    chosen, times = [], []
+    for _ in range(10):
+        tuned = _tuned()
+        tuned[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, out, n)
+        chosen.append(str(tuned.best_config))
+        times.append({str(c): t for c, t in tuned.configs_timings.items()})
+    assert len(set(chosen)) == 1
+    assert all(t == times[0] for t in times)
+    assert len({t[0] for t in times[0].values()}) > 2  # they were told apart
+    assert np.array_equal(out.numpy(), x.values + y.values)
+
+
+@triton.jit
+def _sorted_rows(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tile = tl.load(x + i)
+    tl.store(out + i, tl.sort(tile) + tl.cumsum(tile, 0))
+
+
+def test_configurations_that_do_not_fit_are_skipped() -> None:
+    n = 64
+    x, out = normal(1 << 20), zeros(1 << 20)
+    tuned = triton.autotune([triton.Config({"N": 1 << 20}), triton.Config({"N": n})], key=[])(
+        _sorted_rows)
+    tuned[(1,)](x, out)
+    assert tuned.best_config.kwargs == {"N": n}
+    np.testing.assert_allclose(out.numpy()[:n], np.sort(x.values[:n]) + np.cumsum(x.values[:n]),
+                               rtol=1e-5, atol=1e-5)
+
+
+def test_benchmarks_tell_modelled_time() -> None:
+    n = 48 * 1024
+    x, out = normal(n), zeros(n)
+    run = lambda: add[(48,)](x, x, out, n, BLOCK=1024)  # noqa: E731
+    begin = stream_cycles()
+    run()
+    exact = (stream_cycles() - begin) / description().clock_khz
+    assert modelled_bench(run) == exact
+    assert modelled_bench(run, quantiles=(0.5, 0.2, 0.8)) == [exact] * 3
+    assert triton.testing.do_bench(run, warmup=0, rep=0.01) == pytest.approx(exact, rel=1e-9)
