@@ -121,7 +121,7 @@ def caller(kinds: Sequence[Any], home: Home, reports: bool, given: str, call: st
             f"    try:\n        return {one}\n"
             f"    except (AttributeError, TypeError):  # an address, None, a number of numpy's\n"
             f"        return {other}\n")
-    scope |= {"single_bits": _single_bits, "double_bits": _double_bits,
-              "address": home.address, "nowhere": home.nowhere, "index": operator.index}
+    scope.update(single_bits=_single_bits, double_bits=_double_bits, address=home.address,
+                 nowhere=home.nowhere, index=operator.index)
     exec(text, scope)
     return scope["run"], len(quick)
