@@ -52,7 +52,7 @@ def object_code() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "kernels.o")
         subprocess.run(
-            [*build.compiler(), "-c", "-O1", "-fPIC", "-fno-asynchronous-unwind-tables",
+            [build.compiler()[0], "-c", "-O1", "-fPIC", "-fno-asynchronous-unwind-tables",
              "-fno-stack-protector", str(HERE / "kernels.c"), "-o", str(target)], check=True)
         return target.read_bytes()
 
