@@ -99,6 +99,10 @@ class Chip(ABC):
         """The chip as some settings want it."""
         return self
 
+    def simulating(self, spec: ChipSpec) -> Chip:
+        """This chip as what runs kernels for one that does not exist, the same on every machine."""
+        raise DeviceError(f"the chip {self.name!r} cannot stand in for {spec.kind!r}")
+
     # ------------------------------------------------------------ graphs and programs
     def keeps(self, operator: str) -> bool:
         """Whether a composite operator stays whole, because there is a kernel for all of it."""

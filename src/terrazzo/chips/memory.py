@@ -46,6 +46,14 @@ class HostMemory:
         """An array or tensor in this memory: itself where it lies there."""
         return array
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A fresh array or tensor of this memory, of a type of numpy's."""
+        return np.empty(shape, dtype)
+
+    def to_host(self, array: Any) -> Any:
+        """An array or tensor of this memory in that of the host."""
+        return array
+
     def copy_out(self, block: Block, array: np.ndarray) -> None:
         """Fill an array of the host's from a block."""
         if block.owner is not array:

@@ -12,7 +12,8 @@ from terrazzo.knobs import Settings, knobs
 
 DEFAULT = "cpu"
 _GROUP = "terrazzo.chips"  # entry points: a name and "module:class"
-_BUILT_IN = {"cpu": "terrazzo.chips.cpu.chip:Cpu", "cuda": "terrazzo.chips.cuda.chip:Cuda"}
+_BUILT_IN = {"cpu": "terrazzo.chips.cpu.chip:Cpu", "cuda": "terrazzo.chips.cuda.chip:Cuda",
+             "gcu": "terrazzo.chips.gcu.chip:Gcu"}
 _registered: dict[str, Chip] = {}
 _loaded: dict[str, Chip] = {}
 

@@ -101,13 +101,14 @@ class Executable:
 
         memory = self.chip.memory
         brought = [memory.brought(a) for a in inputs]
-        outputs = self.allocate(sizes, brought[0] if brought else memory)
+        outputs = self.allocate(sizes)
         self.run_into([*map(address_of, brought), *map(address_of, outputs)], sizes, threads,
                       profiles)
         if any(memory.holds(a) for a in inputs):
             return outputs
         tensors = any(hasattr(a, "data_ptr") for a in inputs)
-        return [o.cpu() if tensors else to_numpy(o) for o in outputs]
+        back = map(memory.to_host, outputs)
+        return [o if tensors else to_numpy(o) for o in back]
 
     def _targets(self, out: Any) -> Sequence[Any]:
         if out is None:
@@ -167,6 +168,9 @@ class Executable:
 
     def allocate(self, sizes: Sequence[int], torch_like: Any = None) -> list[Any]:
         """Fresh outputs, as torch tensors when the inputs are."""
+        if torch_like is None and self.chip.memory is not HOST:
+            return [self.chip.memory.empty(shape, dtype.np)
+                    for dtype, shape in self.output_shapes(sizes)]
         return [empty(shape, dtype, torch_like) for dtype, shape in self.output_shapes(sizes)]
 
     def output_shapes(self, sizes: Sequence[int]) -> list[tuple[DType, tuple[int, ...]]]:

@@ -138,9 +138,9 @@ void count_up(const int64_t *arguments, const int64_t *grid, int64_t threads, in
 }
 
 /* A plan of three kernels: the first is called twice, the second once, the third never. */
-void plan(const int64_t *slots, void *arena, int64_t threads, int64_t *clock, int64_t *counters) {
-  (void)threads;
-  int64_t *target = (int64_t *)slots[0], units = slots[1];
+void plan(const int64_t *slots, void *arena, int64_t threads, int64_t *clock) {
+  int64_t *target = (int64_t *)slots[0], *counters = (int64_t *)slots[1], units = slots[2];
+  if (threads != units) return; /* which kernels divide their work by */
   int64_t *first = counters, *second = counters + units * COUNTERS;
   *(int64_t *)arena = 5;
   for (int time = 0; time < 2; time++, first[7]++)

@@ -98,7 +98,7 @@ def test_wrong_arguments(kit: Kit) -> None:
     kit.fails("gcuErrorInvalidValue", kit.lib.gcuLaunchPlan(function, words(slot), 1, slot, None))
     plan = kit.function("plan")
     kit.fails("gcuErrorInvalidValue",
-              kit.lib.gcuLaunchKernel(plan, 1, 1, 1, words(slot, 1), 2, None))
+              kit.lib.gcuLaunchKernel(plan, 1, 1, 1, words(slot, 0, 1), 3, None))
     kit.fails("gcuErrorInvalidValue", kit.lib.gcuFunctionGetInfo(None, function))
     check(kit.lib.gcuFunctionGetInfo(FunctionInfo(), function))
     check(kit.lib.gcuFree(slot))
@@ -258,7 +258,7 @@ def test_plans_are_timed_by_their_calls(kit: Kit) -> None:
     stream, target, arena = kit.stream(), kit.zeros(1), kit.malloc(64)
     units = kit.chip.units
     check(kit.lib.gcuTraceStart())
-    check(kit.lib.gcuLaunchPlan(kit.function("plan"), words(target, units), 2, arena, stream))
+    check(kit.lib.gcuLaunchPlan(kit.function("plan"), words(target, 0, units), 3, arena, stream))
     check(kit.lib.gcuStreamSynchronize(stream))
     check(kit.lib.gcuTraceStop())
     assert kit.get(target, np.int64) == 6
@@ -275,7 +275,7 @@ def test_plans_are_timed_by_their_calls(kit: Kit) -> None:
     assert records[0].correlation == records[1].correlation > 0
     host = np.zeros(8)
     said = kit.fails("gcuErrorInvalidPointer", kit.lib.gcuLaunchPlan(
-        kit.function("plan"), words(target, units), 2, host.ctypes.data, stream))
+        kit.function("plan"), words(target, 0, units), 3, host.ctypes.data, stream))
     assert said.startswith("arena ")
     check(kit.lib.gcuStreamDestroy(stream))
     for address in (target, arena):

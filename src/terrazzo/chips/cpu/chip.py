@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from terrazzo.chips.chip import LEVELS, Assembled, Chip
 from terrazzo.chips.cpu.code import NativeCode
-from terrazzo.chips.cpu.description import host
+from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
 from terrazzo.chips.cpu.llvm import jit, worker
 from terrazzo.chips.spec import ChipSpec, Roofline
 from terrazzo.expr.limits import FusionLimits
@@ -41,6 +42,11 @@ class Cpu(Chip):
 
     def under(self, settings: Settings) -> Cpu:
         return Cpu(host(settings.vector_bits))
+
+    def simulating(self, spec: ChipSpec) -> Cpu:
+        # Nothing of this machine but its architecture: whoever lowers elsewhere gets these loops.
+        plain = (avx2_spec if self.spec.llvm_triple.startswith("x86_64") else neon_spec)(spec.cores)
+        return Cpu(replace(plain, l2_bytes=spec.l1_bytes, l3_bytes=0))
 
     def keeps(self, operator: str) -> bool:
         from terrazzo.chips.cpu import templates

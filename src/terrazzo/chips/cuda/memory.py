@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.chips.memory import Block, HostMemory
+from terrazzo.dtypes import as_dtype
 
 
 class DeviceMemory(HostMemory):
@@ -23,6 +24,14 @@ class DeviceMemory(HostMemory):
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from None
         return Block(owner, owner.data_ptr())
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        from terrazzo.runtime.executable import empty
+
+        return empty(shape, as_dtype(dtype), self)
+
+    def to_host(self, array: Any) -> Any:
+        return array.cpu()
 
     def copy_in(self, array: np.ndarray) -> Block:
         import torch

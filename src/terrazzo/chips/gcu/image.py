@@ -12,8 +12,9 @@ from terrazzo.errors import ArtifactError, MissingDependency
 
 MAGIC = b"GCUIMAGE"
 VERSION = 1
-KINDS = "phif"
-"""Of arguments: an address of the device, one of the host, an integer, the bits of a float."""
+KINDS = "phifc"
+"""Of arguments: an address of the device, one of the host, an integer, the bits of a float, and the
+counters of a plan, which the library fills in."""
 
 # magic, version, functions, size of the whole, checksum of what follows, fingerprint of the chip
 _HEADER = struct.Struct("<8sIIQQ32s")

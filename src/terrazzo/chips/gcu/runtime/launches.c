@@ -8,8 +8,7 @@
 
 typedef void Kernel(const int64_t *arguments, const int64_t *grid, int64_t threads,
                     int64_t *counters);
-typedef void Plan(const int64_t *slots, void *arena, int64_t threads, int64_t *clock,
-                  int64_t *counters);
+typedef void Plan(const int64_t *slots, void *arena, int64_t threads, int64_t *clock);
 
 typedef struct Launch {
   Operation operation;
@@ -36,16 +35,20 @@ static int64_t *zeroed_counters(Stream *stream, size_t count) {
   return stream->counters;
 }
 
-static void call_entry(const Launch *launch, int64_t *counters) {
-  int64_t threads = atomic_load_explicit(&host_threads, memory_order_relaxed);
-  uintptr_t entry = launch->function->entry;
-  if (launch->function->is_plan)
-    ((Plan *)entry)(launch->arguments, launch->arena, threads, NULL, counters);
-  else
-    ((Kernel *)entry)(launch->arguments, launch->grid, threads, counters);
+static void call_entry(Launch *launch, int64_t *counters) {
+  const Function *function = launch->function;
+  if (!function->is_plan) {
+    int64_t threads = atomic_load_explicit(&host_threads, memory_order_relaxed);
+    ((Kernel *)function->entry)(launch->arguments, launch->grid, threads, counters);
+    return;
+  }
+  for (int place = 0; place < function->argument_count; place++)
+    if (function->kinds[place] == 'c') launch->arguments[place] = (int64_t)(uintptr_t)counters;
+  /* Kernels divide their work by the units of the chip, however many threads there are here. */
+  ((Plan *)function->entry)(launch->arguments, launch->arena, chip.units, NULL);
 }
 
-static bool ran_well(const Launch *launch, Stream *stream, int64_t *counters) {
+static bool ran_well(Launch *launch, Stream *stream, int64_t *counters) {
   Guard guard;
   if (!sigsetjmp(guard.jump, 0)) {
     enter(&guard);

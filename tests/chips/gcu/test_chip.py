@@ -1,0 +1,90 @@
+"""Our own compiler on a described chip: the operator tests, models, and times that never vary."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import terrazzo as tz
+from terrazzo.chips.gcu.build import compiler
+from terrazzo.chips.gcu.chip import Described
+from terrazzo.errors import MissingDependency
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+
+import test_every_operator as every  # noqa: E402
+from test_every_operator import test_values  # noqa: E402  (the very same, on another chip)
+
+try:
+    compiler()
+except MissingDependency as missing:  # the runtime library is built by one
+    pytest.skip(str(missing), allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def gcu() -> Iterator[tz.Chip]:
+    with tz.chip("gcu") as chip:
+        yield chip
+
+
+def test_no_mark_of_another_file_leaves_the_operator_tests_out() -> None:
+    assert {m.name for m in test_values.pytestmark} <= {"parametrize"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(*every.test_symbolic_sizes.pytestmark[0].args)
+def test_symbolic_sizes(name: str, row: every.Case, rng: np.random.Generator) -> None:
+    every.test_symbolic_sizes(name, row, rng)
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    return tz.scaled_dot_product_attention(q, k, v)
+
+
+CASES = {
+    "softmax": (tz.softmax, [(64, 300)]),
+    "layer_norm": (lambda x, w, b: tz.layer_norm(x, weight=w, bias=b), [(50, 96), (96,), (96,)]),
+    "matmul": (tz.matmul, [(130, 70), (70, 90)]),
+    "attention": (attention, [(2, 4, 33, 16)] * 3),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cycles_are_the_same_in_every_run(name: str, gcu: Described, rng: np.random.Generator
+                                          ) -> None:
+    function, shapes = CASES[name]
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    call = tz.jit(function)
+    np.testing.assert_allclose(call(*arrays), tz.jit(function).on("cpu")(*arrays), rtol=1e-4,
+                               atol=1e-5)
+    times = {gcu.seconds(lambda: call(*arrays)) for _ in range(10)}
+    assert len(times) == 1 and times.pop() > 0
+
+
+CYCLES = """
+import numpy as np, terrazzo as tz
+from terrazzo.chips.registry import chip_named
+x = np.ones((200, 300), np.float32)
+with tz.chip("gcu"):
+    f = tz.jit(lambda x: tz.softmax(tz.matmul(x, x.T)))
+    f(x)
+    print(chip_named("gcu").seconds(lambda: f(x)))
+"""
+
+
+def test_cycles_do_not_hang_on_the_processor() -> None:
+    def seconds(bits: str, threads: str) -> str:
+        machine = {**os.environ, "TZ_VECTOR_BITS": bits, "TZ_THREADS": threads}
+        return subprocess.run([sys.executable, "-c", CYCLES], capture_output=True, text=True,
+                              check=True, env=machine).stdout
+
+    answers = {seconds("0", "1"), seconds("128", "2")}
+    assert len(answers) == 1 and float(answers.pop()) > 0
