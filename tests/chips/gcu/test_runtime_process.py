@@ -224,6 +224,20 @@ def test_faults_that_are_not_ours_end_the_process_as_ever(kit: Kit) -> None:
     assert ran.returncode == -11 and b"Segmentation fault" in ran.stderr
 
 
+def test_handlers_that_were_installed_later_do_not_hide_faults_of_kernels(kit: Kit) -> None:
+    run_python("""
+from terrazzo.triton_cpu.launch.faults import guard
+kit = Kit()
+check(kit.lib.gcuSetHostThreads(2))
+guard()  # catches faults of Triton's kernels on the CPU, and hands ours on
+for turn in range(20):
+    stream = kit.stream()
+    check(kit.launch("poke", 2, 8, stream=stream))
+    kit.fails("gcuErrorIllegalAddress", kit.lib.gcuStreamSynchronize(stream))
+    check(kit.lib.gcuStreamDestroy(stream))
+""")
+
+
 # ---------------------------------------------------------------- building
 def test_no_compiler_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", "no-such-compiler -m64")

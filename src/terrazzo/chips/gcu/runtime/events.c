@@ -44,7 +44,7 @@ static Mark *make_mark(void) {
 static void wait_for_mark(Mark *mark) {
   for (int turn = 0; turn < spin_turns; turn++) {
     if (atomic_load_explicit(&mark->is_reached, memory_order_acquire)) return;
-    relax();
+    relax(turn);
   }
   pthread_mutex_lock(&mark->lock);
   while (!mark->is_reached) pthread_cond_wait(&mark->reached, &mark->lock);

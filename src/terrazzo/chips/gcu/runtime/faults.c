@@ -44,7 +44,14 @@ static void hand_on(int signal, siginfo_t *info, void *context) {
 
 static void on_fault(int signal, siginfo_t *info, void *context) {
   /* A code of zero or less: somebody sent the signal. */
-  if (innermost && info->si_code > 0) hit_outer(signal, info->si_addr);
+  if (innermost && info->si_code > 0) {
+    /* The handler is left by a jump. Another one that came before it may have blocked the signal. */
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, signal);
+    pthread_sigmask(SIG_UNBLOCK, &blocked, NULL);
+    hit_outer(signal, info->si_addr);
+  }
   hand_on(signal, info, context);
 }
 
@@ -52,7 +59,6 @@ void catch_faults(void) {
   struct sigaction action;
   memset(&action, 0, sizeof action);
   action.sa_sigaction = on_fault;
-  /* Handlers are left by a jump, so the signal must not stay blocked. */
   action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   for (int which = 0; which < CAUGHT; which++) sigaction(caught[which], &action, &before[which]);

@@ -124,7 +124,7 @@ gcuError may_wait(const char *call);                 /* refused within functions
 void wait_for_all_devices(void);
 void advance(Stream *stream, int64_t cycles);
 bool start_thread(void *(*function)(void *), void *argument);
-void relax(void);                                    /* one turn of a thread that spins */
+void relax(int turn);                                /* one turn of a thread that spins */
 extern int spin_turns;
 
 /* ---- faults.c: signals of the processor while a kernel or a copy runs */

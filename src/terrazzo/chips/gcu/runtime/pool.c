@@ -69,7 +69,7 @@ static Job *join_job(void) {
   if (!job)
     for (int turn = 0; turn < spin_turns; turn++) {
       if (atomic_load_explicit(&posted, memory_order_relaxed) != seen) break;
-      relax();
+      relax(turn);
     }
   pthread_mutex_lock(&lock);
   while (!(job = open_job())) {

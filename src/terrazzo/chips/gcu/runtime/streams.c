@@ -2,7 +2,7 @@
    modelled clock that they advance. */
 #include "internal.h"
 
-#include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,7 +16,9 @@ static _Thread_local Stream *working_for; /* the stream whose thread this is */
 
 /* ---------------------------------------------------------------- threads */
 
-void relax(void) {
+void relax(int turn) {
+  /* On a crowded machine the one that is waited for may need this very core. */
+  if (turn % 64 == 63) sched_yield();
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #else
@@ -148,7 +150,7 @@ static Operation *take_work(Stream *stream) {
   for (int turn = 0; turn < spin_turns; turn++) {
     if (atomic_load_explicit(&stream->queued, memory_order_relaxed) !=
         atomic_load_explicit(&stream->taken, memory_order_relaxed)) break;
-    relax();
+    relax(turn);
   }
   pthread_mutex_lock(&stream->lock);
   while (stream->busy || (!stream->first && !stream->closing)) {
@@ -231,7 +233,7 @@ gcuError submit(Stream *stream, Operation *operation) {
 static void wait_until(Stream *stream, uint64_t target) {
   for (int turn = 0; turn < spin_turns; turn++) {
     if (atomic_load(&stream->done) >= target) return;
-    relax();
+    relax(turn);
   }
   atomic_fetch_add(&stream->waiters, 1);
   pthread_mutex_lock(&stream->lock);
