@@ -235,14 +235,13 @@ def _brought(lowering: Lowering, value: Value, wide: DType, is_left: bool) -> Fa
     held = _HELD_AS.get(dtype, dtype)
     if held not in (float16, bfloat16) or wide is float64:
         held = wide
+    buffer = value.buffer
+    if buffer is None or buffer.dtype is not held:
+        buffer = lowering.local("left" if is_left else "right", held, value.type.count)
+        lowering.emit(lowering.nest(value.type.shape, lambda i: [
+            Write(buffer, flat(value.type.shape, i), cast(value.scalar(i), held))]))
     _, nr = register_tile(lowering.target, wide, 1, columns)
-    if value.buffer is not None and value.buffer.dtype is held:
-        return Factor(Place(value.buffer, 0, rows * columns, columns, 1, nr))
-    width = columns if is_left else nr
-    place = Place(lowering.local("left" if is_left else "right", held, value.type.count), 0,
-                  rows * columns, width, 1, rows * width)
-    lowering.emit(_copy(lowering, value, place, width))
-    return Factor(place)
+    return Factor(Place(buffer, 0, rows * columns, columns, 1, nr))
 
 
 def in_rows(lowering: Lowering, value: Value) -> Value:
