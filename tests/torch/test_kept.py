@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from terrazzo.knobs import knobs  # noqa: E402
 from terrazzo.torch import backend  # noqa: E402
@@ -87,10 +88,85 @@ def test_nothing_is_kept_where_the_key_tells_too_little() -> None:
         library.impl("twice", lambda x: torch.empty_like(x), "Meta")
         twice = torch.ops.tz_test_kept.twice
         assert run(lambda x: twice(x) + 1, x)[1] == LEFT_ALONE
-    assert run(function, x, grad=True)[1] == LEFT_ALONE  # the backward pass comes later
     assert run(function, x, options={"freeze": True})[1] == LEFT_ALONE
     with knobs.override(cache=False):
         assert run(function, x)[1] == LEFT_ALONE
+
+
+class Checkpointed(nn.Module):
+    """With dropout, whose masks are drawn again for the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.LayerNorm(8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(checkpoint(self.inner, x, use_reentrant=False))
+
+
+def convnet() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+                         nn.Flatten(), nn.Linear(64, 3))
+
+
+def trained(function: Any, x: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """Losses, gradients and buffers of two steps as a new process would compile them."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(1)
+    compiled = torch.compile(function, backend=backend.terrazzo)
+    optimizer = torch.optim.AdamW(function.parameters(), lr=0.1)
+    seen: list[Any] = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = compiled(x).square().mean()
+        assert not torch._functorch.config.bundled_autograd_cache
+        loss.backward()
+        assert not torch._functorch.config.bundled_autograd_cache  # for Inductor and others
+        optimizer.step()
+        seen += [loss.detach(), *(p.grad.clone() for p in function.parameters()),
+                 *(b.clone() for b in function.buffers())]
+    told = counters["aot_autograd"]
+    return seen, tuple(told[f"autograd_cache_{name}"] for name in ("hit", "miss", "saved"))
+
+
+@pytest.mark.parametrize("make, shape", [
+    (model, (4, 6)), (convnet, (2, 3, 6, 6)), (Checkpointed, (4, 6))],
+    ids=["mlp", "convnet", "checkpointed"])
+def test_training_is_found_again(make: Callable[[], Any], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    torch.manual_seed(5)
+    first, missed = trained(make(), x)
+    torch.manual_seed(5)
+    second, found = trained(make(), x)
+    assert (missed, found) == (MISSED, FOUND)
+    for a, b in zip(second, first, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert len({float(loss) for loss in (first[0], first[len(first) // 2])}) == 2  # it learned
+
+
+def test_what_asks_for_gradients_is_told_apart() -> None:
+    function, x = model(), torch.randn(4, 6)
+    assert run(function, x)[1] == MISSED
+    assert trained(function, x)[1] == MISSED
+    assert run(function, x)[1] == FOUND
+    function.zero_grad()
+    for p in function[0].parameters():
+        p.requires_grad_(False)
+    torch._dynamo.reset()
+    counters.clear()
+    loss = torch.compile(function, backend=backend.terrazzo)(x).sum()
+    loss.backward()
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 0
+    assert function[0].weight.grad is None
+    torch.testing.assert_close(function[2].bias.grad[0], torch.tensor(4.0))
+
+
+def test_a_forward_pass_alone_is_not_kept() -> None:
+    function, x = model(), torch.randn(4, 6)
+    assert run(function, x, grad=True)[1] == (0, 1, 0)  # the backward pass comes when asked for
+    assert not torch._functorch.config.bundled_autograd_cache
 
 
 def test_sizes_that_vary_are_not_kept_and_right() -> None:

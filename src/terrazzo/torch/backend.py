@@ -31,7 +31,7 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
     """Compile a graph that dynamo captured."""
     given = BackendOptions.of(options)
     # Whoever watches wants to see programs made.
-    tag = "" if WATCHERS else key_tag(gm, example_inputs, given)
+    tag = "" if WATCHERS else key_tag(gm, given)
 
     def compiler(name: str) -> Any:
         if tag:

@@ -2,9 +2,9 @@
 
 Torch finds an entry by the graph that dynamo captured, the layout of its inputs and its own
 settings; what compiled code depends on besides is added to that key (`key_tag`). Kept are graphs
-without a gradient and with fixed sizes. Others are traced again, and their segments found by their
-own keys (`compiler/keys.py`); so are those whose code hangs on what the key does not tell: frozen
-parameters, constants in the module, operators and rules of the user's.
+with fixed sizes, forward and backward passes together. Others are traced again, and their segments
+found by their own keys (`compiler/keys.py`); so are those whose code hangs on what the key does not
+tell: frozen parameters, constants in the module, operators and rules of the user's.
 """
 
 from __future__ import annotations
@@ -26,26 +26,23 @@ from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.executable import Executable
 from terrazzo.torch.aten import OURS
 from terrazzo.torch.aten.registry import CONVERTERS
-from terrazzo.torch.entry import Result, Source, entry, held, laid
+from terrazzo.torch.entry import Result, Source, entry, held, laid, laid_in_order
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.program import Program, made, reinterpret
 from terrazzo.torch.segment import Segment, results
 
 OF_TORCH = ("aten", "prims", "prim", "terrazzo")  # operators whose meaning a version fixes
-HELPERS = {"laid": laid, "held": held, "view": reinterpret}  # that programs call by themselves
+HIGHER_ORDER = ("run_and_save_rng_state", "run_with_rng_state")  # of checkpointing: plain calls
+HELPERS = {"laid": laid, "laid in order": laid_in_order, "held": held, "view": reinterpret}
 PLAIN = (int, float, bool, str, tuple, type(None), torch.dtype, torch.device, torch.layout,
          torch.memory_format)
 
 
 # ---------------------------------------------------------------- what may be kept
-def key_tag(gm: GraphModule, example_inputs: Sequence[Any], options: BackendOptions) -> str:
+def key_tag(gm: GraphModule, options: BackendOptions) -> str:
     """What code for a graph depends on besides the graph; empty where that cannot be told."""
     settings = Options.now()
     if options.freeze or not settings.settings.cache or not _tells_all(gm):
-        return ""
-    if torch.is_grad_enabled() and any(
-            isinstance(x, torch.Tensor) and x.requires_grad
-            for x in (*example_inputs, *gm.parameters())):
         return ""
     return model_key(settings, "torch.compile", torch.__version__, str(options))
 
@@ -78,8 +75,14 @@ def kept(tag: str) -> Iterator[None]:
 
 def serializable(compiler: Callable[..., Program]) -> SerializableAOTDispatchCompiler:
     """A compiler whose results AOTAutograd may keep."""
-    return SerializableAOTDispatchCompiler(
-        Kept, lambda gm, example_inputs: Kept(compiler(gm, example_inputs)))
+
+    def kept_program(gm: GraphModule, example_inputs: Sequence[Any]) -> Kept:
+        made = Kept(compiler(gm, example_inputs))
+        if not torch._functorch.config.bundled_autograd_cache:
+            made.keep_before_first_run()
+        return made
+
+    return SerializableAOTDispatchCompiler(Kept, kept_program)
 
 
 # ---------------------------------------------------------------- what is kept
@@ -105,6 +108,8 @@ class Named:
     name: str = ""
 
     def found(self) -> Any:
+        if self.kind == "higher order":
+            return getattr(torch.ops.higher_order, self.name)
         if self.kind == "operator":
             space, name, overload = self.name.split(".")
             return getattr(getattr(getattr(torch.ops, space), name), overload)
@@ -127,6 +132,22 @@ class Kept(OutputCode):
 
     def __call__(self, inputs: Any) -> Any:
         return self.run(inputs)
+
+    def keep_before_first_run(self) -> None:
+        """Let torch keep both passes when it has this one, the backward pass, and then runs it.
+
+        It is compiled when it is first wanted, long after `kept` has ended. Torch's settings are
+        those of a thread, and what they are until the run only says in which form entries are kept.
+        """
+        torch._functorch.config.bundled_autograd_cache = True
+        run = self.run
+
+        def first(inputs: Any) -> Any:
+            torch._functorch.config.bundled_autograd_cache = False
+            self.run = run
+            return run(inputs)
+
+        self.run = first
 
     def prepare_for_serialization(self) -> None:
         """Leave what can be written; torch calls this on a copy."""
@@ -162,12 +183,14 @@ def stored_scope(program: Program) -> dict[str, Any]:
 def _stored(value: Any) -> Any:
     if isinstance(value, torch._ops.OpOverload) and str(value).partition(".")[0] in OF_TORCH:
         return Named("operator", str(value))
+    if str(value) in HIGHER_ORDER:
+        return Named("higher order", str(value))
     for kind, helper in HELPERS.items():
         if value is helper:
             return Named(kind)
     if isinstance(value, PLAIN):
         return value
-    raise BypassAOTAutogradCache(f"terrazzo does not keep {type(value).__name__}")
+    raise BypassAOTAutogradCache(f"terrazzo does not keep {value!r:.80}")
 
 
 def _stored_segment(segment: Segment) -> StoredSegment:
