@@ -117,6 +117,32 @@ def test_gradients(attrs: dict[str, Any], rng: np.random.Generator) -> None:
     check_gradient(convolve, x, w, wrt=(0, 1), **attrs)
 
 
+@pytest.mark.parametrize(("shape", "weight", "attrs"), [
+    ((2, 3, 7, 8), (4, 3, 3, 3), {"strides": 2, "padding": 1}),
+    ((2, 4, 8, 9), (4, 2, 3, 3), {"strides": 2, "padding": 1, "groups": 2}),
+    ((2, 4, 9, 8), (4, 4, 1, 1), {"strides": 2}),  # most of the input is never read
+    ((2, 4, 9, 8), (5, 4, 1, 3), {"strides": (2, 3), "padding": (0, 1)}),
+    ((1, 4, 9, 9), (4, 4, 2, 2), {"strides": 3, "padding": 1}),
+    ((1, 4, 10, 13), (4, 4, 7, 5), {"strides": (2, 3), "padding": (3, 2)}),
+    ((1, 4, 13), (4, 4, 5), {"strides": 4, "padding": 2}),
+    ((1, 3, 70), (4, 3, 40), {"strides": 20}),  # more phases than kernels
+    ((1, 2, 5, 6, 7), (2, 2, 3, 2, 1), {"strides": 2, "padding": (1, 0, 0)}),
+], ids=str)
+def test_gradient_of_what_is_read_in_strides(shape: Sequence[int], weight: Sequence[int],
+                                             attrs: dict[str, Any], rng: np.random.Generator
+                                             ) -> None:
+    """Each phase of the strides is a convolution of its own; compiled, against torch."""
+    x, w = draw(rng, shape), draw(rng, weight)
+    layer = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(shape) - 2]
+    read = torch.from_numpy(x.astype(np.float64)).requires_grad_()
+    y = layer(read, torch.from_numpy(w.astype(np.float64)), None, attrs["strides"],
+              attrs.get("padding", 0), 1, attrs.get("groups", 1))
+    g = draw(rng, y.shape)
+    y.backward(torch.from_numpy(g.astype(np.float64)))
+    got = tz.grad(lambda x, w, g: tz.sum(tz.conv(x, w, **attrs) * g))(x, w, g)
+    close(np.asarray(got), read.grad.numpy(), rtol=1e-5, atol=1e-4)
+
+
 def test_verify_agrees_on_values_and_gradients() -> None:
     shapes = [(1, 5, 6, 3), (3, 3, 3, 4)]
     report = tz.verify(

@@ -6,6 +6,8 @@ layers permute on their way in and out; between layers the permutations cancel.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +26,14 @@ from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, proves_le
 from terrazzo.index.guards import ask, granted, known, multiple
 from terrazzo.ops.arrange import flip
+from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
+from terrazzo.ops.joining import stack
 from terrazzo.ops.reduce import in_shape
 from terrazzo.ops.shape import channels_first, channels_last, permute_dims, place, slice_
 
 Pads = tuple[tuple[Index, Index], ...]
+MOST_PHASES = 16  # of the gradient of an input read in strides: each is a kernel
 
 
 # ---------------------------------------------------------------- the primitive
@@ -110,7 +115,11 @@ def _convolve_grad(node: Node, g: Value) -> list[Value | None]:
 
 def _grad_of_input(g: Value, x: Value, w: Value, strides: tuple[int, ...], padding: Pads,
                    dilation: tuple[int, ...], groups: int) -> Value:
-    """The gradient, spread out by the strides, under the window turned around."""
+    """The gradient under the window turned around."""
+    starts = [lo for lo, _ in padding if isinstance(lo, int)]
+    if 1 < math.prod(strides) <= MOST_PHASES and max(dilation) == 1 and (
+            len(starts) == len(strides) and all(isinstance(n, int) for n in w.shape)):
+        return _phase_by_phase(g, x.shape, w, strides, starts, groups)
     spread = _spread(g, strides)
     pads = []
     for size, wide, window, step, (lo, _) in zip(
@@ -118,6 +127,47 @@ def _grad_of_input(g: Value, x: Value, w: Value, strides: tuple[int, ...], paddi
         pads.append(((window - 1) * step - lo, size - wide + lo))
     return convolve(spread, _turned(w, groups), strides=(1,) * len(strides), padding=tuple(pads),
                     dilation=dilation, groups=groups)
+
+
+def _phase_by_phase(g: Value, shape: Sequence[Index], w: Value, strides: tuple[int, ...],
+                    starts: Sequence[int], groups: int) -> Value:
+    """The gradient of an input that was read in strides, without products by zeros in between.
+
+    Element `stride * j + p` met the taps `r`, `r + stride`, ... only, where r is `p + start` less
+    whole strides. So each p has a convolution of its own, and they are laid side by side.
+    """
+    def phase(at: tuple[int, ...], counts: Sequence[Index]) -> Value:
+        firsts = [(p + lo) % s for p, lo, s in zip(at, starts, strides)]
+        if any(proves_le(n, first) for first, n in zip(firsts, w.shape)):
+            return full(shape=(shape[0], *counts, shape[-1]), value=0, dtype=w.dtype)
+        taps = slice_(w, starts=(*firsts, 0, 0), stops=w.shape, steps=(*strides, 1, 1))
+        before = [n - 1 - (p + lo) // s for n, p, lo, s in zip(taps.shape, at, starts, strides)]
+        after = [n - have - lo + taps - 1 for n, have, lo, taps in zip(
+            counts, g.shape[1:-1], before, taps.shape)]
+        return convolve(g, _turned(taps, groups), strides=(1,) * len(strides),
+                        padding=tuple(zip(before, after, strict=True)),
+                        dilation=(1,) * len(strides), groups=groups)
+
+    sizes, last = shape[1:-1], len(strides) + 1
+    if all(n == 1 for n, s in zip(w.shape, strides) if s > 1):  # the others met no tap
+        at = tuple(-lo % s for lo, s in zip(starts, strides))
+        only = phase(at, [(n - p + s - 1) // s for n, p, s in zip(sizes, at, strides)])
+        return place(only, shape=tuple(shape), starts=(0, *at, 0), steps=(1, *strides, 1))
+    counts = [(n + s - 1) // s for n, s in zip(sizes, strides)]
+    made = {at: phase(at, counts) for at in itertools.product(*map(range, strides))}
+    for axis in range(last - 1, 0, -1):
+        made = {at: _interleaved([made[*at, p] for p in range(strides[axis - 1])], axis)
+                for at in itertools.product(*map(range, strides[:axis - 1]))}
+    return slice_(made[()], starts=(0,) * (last + 1), stops=tuple(shape), steps=(1,) * (last + 1))
+
+
+def _interleaved(parts: Sequence[Value], axis: int) -> Value:
+    """The elements of some tensors in turns along an axis."""
+    if len(parts) == 1:
+        return parts[0]
+    n = parts[0].shape
+    return in_shape(stack(*parts, axis=axis + 1),
+                    (*n[:axis], n[axis] * len(parts), *n[axis + 1:]))
 
 
 def _grad_of_weight(g: Value, x: Value, w: Value, strides: tuple[int, ...], padding: Pads,
