@@ -163,6 +163,19 @@ def test_what_asks_for_gradients_is_told_apart() -> None:
     torch.testing.assert_close(function[2].bias.grad[0], torch.tensor(4.0))
 
 
+def test_a_graph_found_again_may_be_retained() -> None:
+    function, x = model(), torch.randn(4, 6)
+    assert trained(function, x)[1] == MISSED
+    function.zero_grad()
+    torch._dynamo.reset()
+    counters.clear()
+    loss = torch.compile(function, backend=backend.terrazzo)(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+    torch.testing.assert_close(function[2].bias.grad, torch.full((3,), 8.0))
+
+
 def test_a_forward_pass_alone_is_not_kept() -> None:
     function, x = model(), torch.randn(4, 6)
     assert run(function, x, grad=True)[1] == (0, 1, 0)  # the backward pass comes when asked for

@@ -267,6 +267,17 @@ def test_retained_graph() -> None:
     same_state(model, twin)
 
 
+def test_graph_retained_after_one_that_was_not() -> None:
+    model = mlp()
+    twin, x = copy.deepcopy(model), rows()
+    for step in (compiled(model), twin):
+        step(x).square().mean().backward()
+        loss = step(x).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    same_state(model, twin)
+
+
 def test_double_backward_is_refused_as_torch_does() -> None:
     x = rows().requires_grad_()
     y = compiled(mlp())(x).square().sum()

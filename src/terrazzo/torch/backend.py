@@ -24,6 +24,7 @@ from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.program import Program, compiled
 
 INFERENCE = "graph"  # the name of graphs that no gradient is asked of
+FORWARD = "forward"  # of those whose backward pass may come
 WATCHERS: list[Callable[[Program], None]] = []  # told of every program that is made (`explain.py`)
 
 
@@ -39,7 +40,7 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
         return partial(_compile, name=name, options=given)
 
     backend = aot_autograd(
-        fw_compiler=compiler("forward"),
+        fw_compiler=compiler(FORWARD),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler(INFERENCE),
         decompositions=decompositions(),
@@ -61,8 +62,17 @@ def _program(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
              options: BackendOptions) -> Program:
     with torch.utils._python_dispatch._disable_current_modes():
         program = compiled(gm, name, options)
+    if name == FORWARD:
+        _donate_nothing()
     _told(program)
     return program
+
+
+def _donate_nothing() -> None:
+    """Tell torch that what is saved for a backward pass is there after it, for `retain_graph`."""
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def _told(program: Program) -> None:
