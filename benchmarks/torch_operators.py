@@ -3,9 +3,9 @@
     python benchmarks/torch_operators.py [--only REGEX] [--dtype bfloat16] [--samples 6] [--write]
 
 Every operator of torch.testing's op_db is compiled with fullgraph=True for its own samples, forward
-and (float types) backward. A sample is right if it is within torch's own tolerance of eager, or no
-further than twice eager's error from what float64 says. An operator counts as ours if no sample ran
-a call of torch's in between, as told by the backend; samples that torch.compile cannot run with
+and (float types) backward. A sample is right if it is within torch's own tolerance of eager, or its
+error against float64 is like eager's own (`_errs_like`). An operator counts as ours if no sample
+ran a call of torch's in between, as told by the backend; samples that torch.compile cannot run with
 torch's own operators either (`aot_eager`) are told apart, and an operator that has no others is not
 ours. `--samples 0` takes all of them; else that many, spread evenly. `--write` writes
 docs/torch-operators.md.
@@ -36,6 +36,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "torch-operators.md"
 TOGETHER = 12  # parts in one process
 AT_ONCE = 60  # samples of an operator in one part
 LIMIT = 240  # seconds for one part
+RELATIVE = {"float32": 1.3e-6, "bfloat16": 1.6e-2, "float16": 1e-3, "float64": 1e-7}  # as in torch
 FACTORISATIONS = re.compile(
     r"cholesky|\bqr\b|linalg\.(eig|svd|lu|ldl|inv|solve|lstsq|det|slogdet|householder|matrix_rank"
     r"|pinv|cond|tensorinv|tensorsolve)|^(svd|lu|eig|geqrf|ormqr|pinverse|logdet|pca_lowrank"
@@ -75,14 +76,15 @@ def leaves(tree: Any) -> list[Any]:
     return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
-def gradients(results: list[Any], given: list[Any]) -> list[Any]:
-    """Of a weighted sum of the results, by what was given."""
+def gradients(results: list[Any], given: list[Any], by_value: bool) -> list[Any]:
+    """Of a weighted sum of the results, by what was given; weights hang on places or on values."""
     import torch
 
     smooth = [r for r in results if r.requires_grad]
     if not smooth or not given:
         return []
-    weights = [torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype)
+    weights = [r.detach().sigmoid() + 0.5 if by_value else
+               torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype)
                for r in smooth]
     return [g for g in torch.autograd.grad(smooth, given, weights, allow_unused=True)
             if g is not None]
@@ -105,14 +107,26 @@ def run(function: Any, sample: Any, backward: bool, dtype: Any) -> tuple[list[An
     torch.manual_seed(0)
     results = leaves(function(*args, **kwargs))
     given = [t for t in leaves((args, kwargs)) if t.requires_grad]
-    return results, gradients(results, given) if backward else []
+    found = gradients(results, given, sample.any_order) if backward else []
+    return _without_order(results, args, kwargs) if sample.any_order else results, found
 
 
 class Sample:
     """Arguments of a call, and the type that they are in."""
 
-    def __init__(self, sample: Any, kind: Any):
+    def __init__(self, sample: Any, kind: Any, name: str):
         self.args, self.kwargs, self.kind = (sample.input, *sample.args), sample.kwargs, kind
+        # Which of two equal elements comes first is only told where stable=True asks for it.
+        self.any_order = name in ("sort", "argsort") and not sample.kwargs.get("stable")
+
+
+def _without_order(results: list[Any], args: Any, kwargs: Any) -> list[Any]:
+    """Results of sorting: in place of indices what is there, and that each of them is there once."""
+    x, places = args[0].detach(), results[-1]
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+    if x.ndim == 0:
+        return results
+    return [*results[:-1], x.gather(dim, places), places.sort(dim).values]
 
 
 def is_right(found: list[Any], eager: list[Any], exactly: Callable[[], list[Any] | None]) -> str:
@@ -129,13 +143,33 @@ def is_right(found: list[Any], eager: list[Any], exactly: Callable[[], list[Any]
         except AssertionError as error:
             exact = exactly() if exact is None else exact
             if (exact is None or len(exact) != len(found) or ours.shape != theirs.shape
-                    or ours.dtype is not theirs.dtype or not ours.dtype.is_floating_point):
+                    or ours.dtype is not theirs.dtype
+                    or not (ours.is_floating_point() or ours.is_complex())):
                 return said(error)
-            true = exact[i].double()
-            allowed = 2 * _distance(theirs, true) + 1e-12
-            if not _distance(ours, true) <= allowed:
+            if not _errs_like(ours, theirs, exact[i]):
                 return said(error)
     return ""
+
+
+def _errs_like(ours: Any, theirs: Any, exact: Any) -> bool:
+    """Whether an error against float64 is one of rounding, as eager's is.
+
+    torch's tolerance is of each element. One that is a small difference of large terms has the
+    rounding of those, in eager as here, and which of two orders of summing errs more in the worst
+    element is chance: over 25 draws of gradients of conv3d, conv_transpose3d, stft and attention
+    the ratio of the largest errors is from 0.1 to 6.5, with medians from 0.3 to 1.7. So up to eight
+    times eager's error will do if it is also within torch's tolerance of the largest element.
+    """
+    import torch
+
+    if ours.is_complex():
+        ours, theirs, exact = (torch.view_as_real(v.detach().resolve_conj())
+                               for v in (ours, theirs, exact))
+    true = exact.double()
+    error, eagers = _distance(ours, true), _distance(theirs, true)
+    rounding = RELATIVE[str(ours.dtype).removeprefix("torch.")]
+    largest = float(true[true.isfinite()].abs().max()) if true.isfinite().any() else 0.0
+    return error <= 2 * eagers + 1e-12 or error <= min(8 * eagers, rounding * largest)
 
 
 def _distance(found: Any, true: Any) -> float:
@@ -184,7 +218,8 @@ def empty_row() -> Outcome:
 
 def samples_of(op: Any, dtype: Any) -> list[Sample]:
     smooth = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    return [Sample(s, dtype) for s in op.sample_inputs("cpu", dtype, requires_grad=smooth)]
+    return [Sample(s, dtype, op.name)
+            for s in op.sample_inputs("cpu", dtype, requires_grad=smooth)]
 
 
 def compared(function: Any, sample: Sample, backward: bool, dtype: Any, eager: Any,
@@ -268,11 +303,13 @@ def table(rows: dict[str, Outcome]) -> Iterator[str]:
     """The page's lines."""
     count = Counter(map(status, rows.values()))
     ran = len(rows) - count["no sample"]
+    captured = ran - count["not captured"]
     yield (f"{ran} operators, {sum(r['samples'] for r in rows.values())} samples: "
-           f"{count['ours']} run in our code alone ({100 * count['ours'] / max(ran, 1):.1f} %), "
-           f"{count['in torch']} with calls of torch's in between, {count['not captured']} are "
-           f"refused by torch.compile with any backend, {count['wrong']} differ from eager or are "
-           f"refused by ours.")
+           f"{count['ours']} run in our code alone ({100 * count['ours'] / max(ran, 1):.1f} % of "
+           f"all, {100 * count['ours'] / max(captured, 1):.1f} % of the {captured} that "
+           f"torch.compile can capture), {count['in torch']} with calls of torch's in between, "
+           f"{count['not captured']} are refused by torch.compile with any backend, "
+           f"{count['wrong']} differ from eager or are refused by ours.")
     yield ""
     yield "| operator | samples | with gradients | runs | remarks |"
     yield "|---|---|---|---|---|"

@@ -29,6 +29,7 @@ from terrazzo.base.scalar import (
     substitute_indices,
     walk,
 )
+from terrazzo.base.scalar_table import OPS
 from terrazzo.base.scalar_text import format_shared
 from terrazzo.base.shapes import Shape, contiguous_strides, dims_text
 from terrazzo.dtypes import DType, as_dtype, float32
@@ -151,12 +152,13 @@ def inline(body: Scalar, producers: Mapping[Tensor, Scalar | None]) -> Scalar:
 def share_terms(root: Scalar) -> Scalar:
     """The same expression with equal terms as one node, so that each is computed (once).
 
-    And `f32(bf16(x))` is x inside a kernel: half types are for storage, arithmetic is float32.
+    And `f32(bf16(x))` is x inside a kernel: half types are for storage, arithmetic is float32. What
+    decides (compares, rounds) sees what is stored: the largest element is equal to one of them.
     """
     terms: dict[tuple[Any, ...], Scalar] = {}
 
     def visit(node: Scalar) -> Scalar:
-        node = _without_round_trip(node)
+        node = _without_round_trips(node)
         key: tuple[Any, ...]
         if isinstance(node, Call):
             key = (node.op, *map(id, node.args))
@@ -175,7 +177,7 @@ def share_terms(root: Scalar) -> Scalar:
             key = (repr(node.value),)
         return terms.setdefault((type(node), node.dtype, *key), node)
 
-    return rewrite(root, visit)
+    return _without_round_trip(rewrite(root, visit))
 
 
 def substitute_any(root: Scalar, table: Mapping[Var, Any]) -> Scalar:
@@ -243,6 +245,21 @@ def _rename_reductions(root: Scalar, table: Mapping[Var, Index], scalars: Collec
         return None
 
     return rewrite(substitute_indices(root, fresh), visit)
+
+
+def _without_round_trips(node: Scalar) -> Scalar:
+    """A node of arguments as they are before they are rounded to be stored, unless it decides."""
+    if isinstance(node, Call):
+        if OPS[node.op].decides or (node.op == "cast" and not node.dtype.is_float):
+            return node
+        args = tuple(map(_without_round_trip, node.args))
+        return node if args == node.args else replace(node, args=args)
+    if isinstance(node, Reduce):
+        value = _without_round_trip(node.value)
+        return node if value is node.value else replace(node, value=value)
+    if isinstance(node, Tuple):
+        return replace(node, items=tuple(map(_without_round_trip, node.items)))
+    return node
 
 
 def _without_round_trip(node: Scalar) -> Scalar:

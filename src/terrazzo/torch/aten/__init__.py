@@ -4,9 +4,9 @@ from importlib import import_module
 
 from terrazzo.torch.aten.registry import CONVERTERS
 
-_FAMILIES = ("attention", "complexes", "convolutions", "creation", "distances", "indexing",
-             "norms", "ordering", "pointwise", "pools", "products", "reductions", "resizing",
-             "scatters", "shapes", "special")
+_FAMILIES = ("attention", "complexes", "convolutions", "creation", "distances", "histograms",
+             "indexing", "norms", "ordering", "pointwise", "pools", "products", "reductions",
+             "resizing", "scatters", "segments", "shapes", "special")
 
 for _family in _FAMILIES:
     import_module(f"terrazzo.torch.aten.{_family}")

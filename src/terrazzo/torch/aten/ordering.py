@@ -181,7 +181,7 @@ def searchsorted(sequence: Any, values: Any, out_int32: bool = False, right: boo
                  side: Any = None, sorter: Any = None) -> Any:
     if sorter is not None:
         sequence = indexing.gather(sequence, sorter, axis=sequence.ndim - 1)
-    return _counted_before(sequence, values, right or side == "right")
+    return counted_before(sequence, values, right or side == "right")
 
 
 @aten("searchsorted.Scalar", typed=True)
@@ -193,10 +193,10 @@ def searchsorted_number(sequence: Any, value: Any, out_int32: bool = False, righ
 
 @aten("bucketize.Tensor")
 def bucketize(values: Any, boundaries: Any, out_int32: bool = False, right: bool = False) -> Any:
-    return _counted_before(boundaries, values, right)
+    return counted_before(boundaries, values, right)
 
 
-def _counted_before(sequence: Value, values: Value, right: bool) -> Value:
+def counted_before(sequence: Value, values: Value, right: bool) -> Value:
     """How many elements of the last axis come before each value; nan comes after everything."""
     if sequence.ndim == 1:
         rows = reshape(sequence, shape=(*(1 for _ in values.shape), *sequence.shape))
@@ -205,23 +205,3 @@ def _counted_before(sequence: Value, values: Value, right: bool) -> Value:
     wide = reshape(values, shape=(*values.shape, 1))
     later = e.greater(rows, wide) if right else e.greater_equal(rows, wide)
     return reduce.sum_(e.astype(e.logical_not(later), dtype="int64"), axis=later.ndim - 1)
-
-
-@aten("histc", typed=True)
-def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0, *, out: TensorType) -> Any:
-    flat = reshape(x, shape=(-1,))
-    low, high = float(min), float(max)
-    if low == high:
-        if x.size == 0:
-            return zeros(shape=(bins,), dtype=out.dtype)
-        least, most = reduce.min_(flat), reduce.max_(flat)
-        same = e.equal(least, most)
-        least, most = e.where(same, least - 1, least), e.where(same, most + 1, most)
-    else:
-        least, most = (full(shape=(), value=v, dtype=x.dtype) for v in (low, high))
-    place = e.astype((flat - least) * bins / (most - least), dtype="int64")
-    place = e.minimum(place, bins - 1)
-    inside = e.logical_and(e.greater_equal(flat, least), e.less_equal(flat, most))
-    counts = zeros(shape=(bins,), dtype=out.dtype)
-    return indexing.scatter_at(counts, e.astype(inside, dtype=out.dtype),
-                               e.where(inside, place, 0), axes=(0,), reduce="add")

@@ -228,14 +228,22 @@ _BITS = {"float32": ("int32", 23, 255), "float64": ("int64", 52, 2047)}
 @aten("nextafter", promotes=DEFAULT)
 def nextafter(x: Any, y: Any) -> Any:
     """Floats of one sign lie in the order of their bits."""
+    if x.dtype.name == "bfloat16":  # the upper half of a float32
+        y = e.astype(y, dtype="float32") if isinstance(y, Value) else y
+        return _neighbour(e.astype(x, dtype="float32"), y, 1 << 16)
+    return _neighbour(x, y, 1)
+
+
+def _neighbour(x: Any, y: Any, step: int) -> Any:
+    """The next of x in the direction of y, where neighbours are so many bits apart."""
     if x.dtype.name not in _BITS:
         unsupported(f"nextafter of {x.dtype.name}")
     whole = _BITS[x.dtype.name][0]
     y = e.add(y, e.multiply(x, 0)) if not isinstance(y, Value) else y
     bits = e.bitcast(x, dtype=whole)
     away = e.equal(e.less(x, y), e.greater(x, 0))
-    moved = e.bitcast(e.where(away, bits + 1, bits - 1), dtype=x.dtype)
-    tiny = e.bitcast(e.add(e.multiply(bits, 0), 1), dtype=x.dtype)
+    moved = e.bitcast(e.where(away, bits + step, bits - step), dtype=x.dtype)
+    tiny = e.bitcast(e.add(e.multiply(bits, 0), step), dtype=x.dtype)
     from_zero = e.where(e.less(x, y), tiny, e.negative(tiny))
     there = e.where(e.equal(x, 0), from_zero, moved)
     there = e.where(e.equal(x, y), y, there)
@@ -245,8 +253,9 @@ def nextafter(x: Any, y: Any) -> Any:
 @aten("frexp.Tensor")
 def frexp(x: Any) -> Any:
     """The mantissa from a half to one, and the exponent, taken from the bits."""
-    if x.dtype.name not in _BITS:
-        unsupported(f"frexp of {x.dtype.name}")
+    if x.dtype.name not in _BITS:  # a half type: float32 holds it, and half types its mantissa
+        mantissa, exponent = frexp(e.astype(x, dtype="float32"))
+        return e.astype(mantissa, dtype=x.dtype), exponent
     whole, width, most = _BITS[x.dtype.name]
     lift = 2.0 ** (width + 1)
     small = e.less(e.absolute(x), 2.0 ** (2 - most // 2))

@@ -177,9 +177,10 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 
 @aten("masked_scatter")
 def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    shape = broadcast_shapes(x.shape, mask.shape)
+    x, mask = broadcast_to(x, shape=shape), broadcast_to(mask, shape=shape)
     if source.size == 0 or x.size == 0:
         return x
-    mask = broadcast_to(mask, shape=x.shape)
     number = cumsum(reshape(astype(mask, dtype="int64"), shape=(-1,)), axis=0) - 1
     taken = lookups.take(reshape(source, shape=(-1,)), maximum(number, 0), axis=0)
     return where(mask, reshape(astype(taken, dtype=x.dtype), shape=x.shape), x)

@@ -116,6 +116,24 @@ _COEFFICIENTS = {
         0.00445342606146, -0.000633553171055, 1.76617195228e-05, 1.2841532864e-05,
         -2.00722856572e-06, -1.80752279158e-07, 7.54982834514e-08, 1.88566860737e-09,
         -2.69951949509e-09),
+    "ai_near": (
+        0.103732614565, 0.0606447247462, -0.000661791968021, -0.154281301989,
+        -0.0851616817022, 0.0634699246985, 0.0727202826279, 0.0998785486844,
+        -0.201488173641, 0.0204739877475, 0.12204374036, -0.072556673631, -0.014433634299,
+        0.0306214358149, -0.00867170754448, -0.00420559640724, 0.00350170229405,
+        -0.000429646640119, -0.000478214056704, 0.000229073343944, -1.8855370347e-06,
+        -3.10359208395e-05, 9.54987032486e-06, 9.20303031558e-07, -1.32362652509e-06,
+        2.67589058962e-07, 5.84701813927e-08, -4.00632684054e-08, 5.07354384348e-09,
+        2.0684679552e-09, -9.03677745478e-10, 5.95420536492e-11, 5.09041098608e-11),
+    "ai_right": (
+        0.984405304917, -0.0147927848501, 0.000732717746543, -6.12595423418e-05,
+        6.83476697557e-06, -9.2372297354e-07, 1.43622534044e-07, -2.48931942232e-08,
+        4.70979344005e-09, -9.58386370811e-10, 2.07458554837e-10),
+    "ai_sine": (
+        0.999918817918, -8.10466092367e-05, 1.34756659847e-07, -7.08558471431e-10),
+    "ai_cosine": (
+        0.00459807999355, -5.46192671459e-06, 1.77136344234e-08, -1.37503776096e-10,
+        1.90480817603e-12),
 }  # fmt: skip
 
 
@@ -214,6 +232,26 @@ def _spherical_j0(x: Value) -> Value:
     near = 1 - x * x / 6 * (1 - x * x / 20)
     return e.where(e.less(e.absolute(x), 1e-3), near,
                    e.where(e.isinf(x), 0.0, e.sin(x) / e.where(e.equal(x, 0), 1.0, x)))
+
+
+def _airy(x: Value) -> Value:
+    """Ai: a sum in the middle, waves to the left and a decay to the right of it (A. and S. 10.4).
+
+    nan at both ends, as torch has it.
+    """
+    size = e.absolute(x)
+    phase = 2 / 3 * size * e.sqrt(size)
+    left, right = e.maximum(phase, 2 / 3 * 8 ** 1.5), e.maximum(phase, 2 / 3 * 2 ** 1.5)
+    u = (2 / 3 * 8 ** 1.5) / left
+    root = e.sqrt(e.sqrt(size)) * math.sqrt(math.pi)
+    turned = left + math.pi / 4
+    waves = (_sum("ai_sine", u * u, 0, 1) * e.sin(turned)
+             - _sum("ai_cosine", u * u, 0, 1) * u * e.cos(turned)) / root
+    decay = (_sum("ai_right", (2 / 3 * 2 ** 1.5) / right, 0, 1) / (2 * root)
+             * e.exp(e.negative(right)))
+    middle = _sum("ai_near", e.maximum(e.minimum(x, 2), -8), -8, 2)
+    made = e.where(e.less(x, -8), waves, e.where(e.greater(x, 2), decay, middle))
+    return e.where(e.isinf(x), math.nan, made)
 
 
 # ---------------------------------------------------------------- normal distribution
@@ -428,7 +466,7 @@ _FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     "special_bessel_j0": lambda x: _j(0, x), "special_bessel_j1": lambda x: _j(1, x),
     "special_bessel_y0": lambda x: _y(0, x), "special_bessel_y1": lambda x: _y(1, x),
     "special_spherical_bessel_j0": _spherical_j0, "special_erfcx": _erfcx,
-    "special_log_ndtr": _log_ndtr, "special_ndtri": _ndtri,
+    "special_log_ndtr": _log_ndtr, "special_ndtri": _ndtri, "special_airy_ai": _airy,
 }  # fmt: skip
 
 
