@@ -121,7 +121,7 @@ class Sample:
 
 
 def _without_order(results: list[Any], args: Any, kwargs: Any) -> list[Any]:
-    """Results of sorting: in place of indices what is there, and that each of them is there once."""
+    """Results of sorting, with what is at indices in their place, and that each is there once."""
     x, places = args[0].detach(), results[-1]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
     if x.ndim == 0:

@@ -115,3 +115,20 @@ def test_a_result_that_torch_foretold_wrongly_is_an_error() -> None:
     assert held(tensor, (2, 1), (3, 2), "f") is tensor
     with pytest.raises(UnsupportedOperator, match=r"f answered .*\(3, 2\).*\(1, 2\)"):
         held(tensor, (2, 1), (1, 2), "f")
+
+
+@pytest.mark.parametrize("start", [2, -3])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_part_from_where_data_tells(dim: int, start: int) -> None:
+    """It is a view of what was given, and AOTAutograd makes it again from where it lies."""
+    def function(x: Any, start: Any) -> Any:
+        return torch.narrow(x, dim, start, 2), torch.narrow(x, dim, start, 2) * 2
+
+    x, at = torch.randn(5, 5, 5, requires_grad=True), torch.tensor(start)
+    found, true = compiled(function)(x, at), function(x, at)
+    for ours, theirs in zip(found, true):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    grads = [torch.autograd.grad(pair, x, [torch.ones(r.shape) for r in pair])[0]
+             for pair in (found, true)]
+    torch.testing.assert_close(*grads)

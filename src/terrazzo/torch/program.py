@@ -268,7 +268,7 @@ class _Writer:
     def _lay(self, node: Node) -> None:
         """Hold what torch answered in the strides that it said; not all calls take heed of it."""
         fake = node.meta["val"]
-        if refusal(fake) is not None:
+        if refusal(fake) is not None or _is_view(node):
             return
         name = self.variable(node)
         strides = tuple(fake.stride())
@@ -344,6 +344,12 @@ class _Writer:
         args = [self.literal(a) for a in node.args]
         args += [f"{k}={self.literal(v)}" for k, v in node.kwargs.items()]
         self.lines.append(f"{self.name_of(node)} = {function}({', '.join(args)})")
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a call's result is memory of its argument: AOTAutograd finds it there again."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
 def made(name: str, source: str, scope: Mapping[str, Any]) -> Callable[..., Any]:

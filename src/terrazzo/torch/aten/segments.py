@@ -131,11 +131,13 @@ def segment_reduce_backward(grad: Any, output: Any, data: Any, reduce: str, leng
         count = e.astype(e.maximum(parts.lengths, 1), dtype=wide)
         g = g / _spread(count, g)
     here = parts.at_elements(g)
-    if reduce in ("max", "min"):  # shared by all that are it
+    if reduce in ("max", "min"):
         chosen = e.logical_or(e.equal(rows, parts.at_elements(parts.grouped(output))),
                               e.isnan(rows))
         chosen = e.astype(chosen, dtype=wide)
-        here = here * chosen / e.maximum(parts.at_elements(parts.combined(chosen, "add")), 1)
+        count = e.maximum(parts.at_elements(parts.combined(chosen, "add")), 1)
+        # Shared by all that are it; torch shares out what is positive only.
+        here = e.where(e.greater(here, 0), here / count, here) * chosen
     elif reduce == "prod":
         here = here * _product_of_others(parts, e.astype(rows, dtype=wide), initial)
     return reshape(here, shape=out.shape)
@@ -217,6 +219,8 @@ def embedding_bag_backward(grad: Any, indices: Any, offsets: Any, offset2bag: An
                            padding_idx: int = -1, *, out: TensorType) -> Any:
     if sparse:
         unsupported("a gradient that is sparse")
+    if scale_grad_by_freq:  # torch 2.13 looks up some of them at other indices
+        unsupported("a gradient that is divided by frequencies, which torch has its own way with")
     if indices.size == 0 or grad.size == 0:
         return zeros(shape=out.shape, dtype=out.dtype)
     count = grad.shape[0]
@@ -232,10 +236,6 @@ def embedding_bag_backward(grad: Any, indices: Any, offsets: Any, offset2bag: An
     rows = lookups.take(g, bags, axis=0)
     if per_sample_weights is not None:
         rows = rows * _spread(e.astype(per_sample_weights, dtype=rows.dtype), rows)
-    if scale_grad_by_freq:
-        times = _gathered(ones(shape=indices.shape, dtype="int64"), indices, out.shape[0], "add")
-        times = lookups.take(times, indices, axis=0)
-        rows = rows / _spread(e.astype(times, dtype=rows.dtype), rows)
     rows = e.where(e.greater(_spread(counts, rows), 0), rows, 0.0)
     return _gathered(rows, indices, out.shape[0], "add")
 
