@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from terrazzo.graph.ir import TensorType, Value
+from terrazzo.index import Index
 from terrazzo.ops import elementwise as e
 from terrazzo.ops import indexing, lookups, reduce
 from terrazzo.ops.creation import arange, full, ones, zeros
@@ -16,7 +17,7 @@ from terrazzo.torch.aten.ordering import counted_before
 from terrazzo.torch.aten.registry import aten
 
 
-def _counted(places: Value, inside: Value, weight: Value, count: int) -> Value:
+def _counted(places: Value, inside: Value, weight: Value, count: Index) -> Value:
     """The weights of what is inside, added up by places."""
     return indexing.scatter_at(zeros(shape=(count,), dtype=weight.dtype),
                                e.where(inside, weight, 0), e.where(inside, places, 0), axes=(0,),
@@ -88,13 +89,11 @@ def _histogram(x: Value, edges: Sequence[Value], even: bool, weight: Value | Non
     if rows == 0:
         made = zeros(shape=(total,), dtype=x.dtype)
     else:
-        place, all_inside = None, None
-        for d, each in enumerate(edges):
-            column = getitem(x, (slice(None), d))
-            at, inside = _found(column, each, even)
-            place = at if place is None else place * counts[d] + at
-            all_inside = inside if all_inside is None else e.logical_and(all_inside, inside)
-        made = _counted(place, all_inside, weights, total)
+        place, inside = _found(getitem(x, (slice(None), 0)), edges[0], even)
+        for d, each in enumerate(edges[1:], 1):
+            at, also = _found(getitem(x, (slice(None), d)), each, even)
+            place, inside = place * counts[d] + at, e.logical_and(inside, also)
+        made = _counted(place, inside, weights, total)
     made = reshape(made, shape=tuple(counts))
     if density:
         made = made / reduce.sum_(made)
