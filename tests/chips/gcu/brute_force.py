@@ -10,8 +10,8 @@ import numpy as np
 
 from terrazzo.base.scalar import Load, Scalar, walk
 from terrazzo.chips.gcu.description import Description
-from terrazzo.chips.gcu.tally import LOAD, LOCAL, MATRIX, SCALAR, STORE, VECTOR, Tally
-from terrazzo.chips.gcu.work import Places, work
+from terrazzo.chips.gcu.tally import LOAD, LOCAL, MATRIX, SCALAR, STORE, VECTOR
+from terrazzo.chips.gcu.work import Places, _flattened, _is_steered, work
 from terrazzo.index import Var, evaluate
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import (
@@ -91,7 +91,7 @@ class Machine:
 
     def loop(self, stmt: For) -> None:
         lo, hi = (int(evaluate(e, self.env)) for e in (stmt.lo, stmt.hi))
-        if stmt.kind == "vector":
+        if _flattened(stmt) is not None:
             self.count(stmt)
             self.touch_all(stmt)
             return
@@ -101,7 +101,7 @@ class Machine:
             if is_task:
                 self.tasks.append(Run())
                 self.current, self.in_task = self.tasks[-1], True
-            elif stmt.kind == "serial" and stmt.hi - stmt.lo != 1:
+            elif stmt.kind == "serial" and stmt.hi - stmt.lo != 1 and not _is_steered(stmt.body):
                 self.current.counts[SCALAR] += 1
             self.run(stmt.body)
             if is_task:
@@ -121,7 +121,8 @@ class Machine:
             self.env[stmt.var] = int(interpret.evaluate_scalar(stmt.value, self.env, self.memory))
             self.run(stmt.body)
         elif isinstance(stmt, If):
-            self.count(If(stmt.cond, Block(()), None))
+            if not _is_steered(stmt):
+                self.branch(stmt)
             self.touch(stmt)
             if interpret.evaluate_scalar(stmt.cond, self.env, self.memory):
                 self.run(stmt.then)
@@ -130,8 +131,12 @@ class Machine:
         else:
             while interpret.evaluate_scalar(stmt.cond, self.env, self.memory):
                 self.touch(stmt)
-                self.count(If(stmt.cond, Block(()), None))  # as dear as a branch
+                self.branch(stmt)
                 self.run(stmt.body)
+
+    def branch(self, stmt: If | While) -> None:
+        """A branch, or a turn of a loop that data ends."""
+        self.count(While(stmt.cond, Block(())))
 
     def touch_all(self, stmt: Stmt) -> None:
         """Do all single statements of a loop or a tile, and note the places they touch."""
@@ -157,9 +162,10 @@ class Machine:
 
     def count(self, stmt: Stmt) -> None:
         """What one statement costs, now that all variables have values."""
-        made: Tally = work(stmt, self.chip, Places())
-        for counter, amount in made.amounts():
-            self.current.counts[counter] += evaluate(amount, self.env)
+        places = Places()
+        for made in (work(stmt, self.chip, places), *places.inside.values()):
+            for counter, amount in made.amounts():
+                self.current.counts[counter] += evaluate(amount, self.env)
 
     def touch(self, stmt: Stmt) -> None:
         """Note the places in main memory that a statement reads and writes."""

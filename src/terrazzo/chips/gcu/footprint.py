@@ -66,6 +66,7 @@ class Shape:
     most: Index | None  # places that there are at all
     guards: Guards
     loose: bool  # a guard was left out
+    scattered: bool  # data decides where rows of it begin
 
     @property
     def names(self) -> frozenset[Var]:
@@ -84,7 +85,7 @@ class Shape:
     def bytes(self, access: Access, granule: int) -> Index:
         """How many bytes are moved for them."""
         size = access.buffer.dtype.itemsize
-        if not _unforeseen(access):
+        if not self.scattered:
             return self.elements() * size
         row = self.trips[0] if self.trips and self.steps[0] == 1 else 1
         whole = ceildiv(row * size, granule) * granule
@@ -92,10 +93,6 @@ class Shape:
         for number, trip in enumerate(self.trips):
             total = total * (1 if number == 0 and self.steps[0] == 1 else trip)
         return total
-
-
-def _unforeseen(access: Access) -> bool:
-    return access.data is not None
 
 
 def shape_of(access: Access, depth: int, guards: Guards) -> Shape | None:
@@ -127,7 +124,7 @@ def shape_of(access: Access, depth: int, guards: Guards) -> Shape | None:
         most = None if span.lo is None or span.hi is None else positive(span.hi - span.lo + 1)
     merged = _merged(dims)
     return Shape(base, tuple(s for s, _ in merged), tuple(t for _, t in merged), apart, most, rest,
-                 loose)
+                 loose, access.data is not None or not access.hangs.isdisjoint(ranges))
 
 
 def _about_others(guards: Guards, inner: set[Var]) -> tuple[Guards, bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from terrazzo.base.scalar import Call, Const, FromIndex, Scalar
+from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, walk
 from terrazzo.index import (
     Index,
     IndexExpr,
@@ -200,26 +200,39 @@ _DISTANCE = {"lt": (-1, -1), "le": (-1, 0), "gt": (1, -1), "ge": (1, 0)}
 
 def as_index(value: Scalar) -> Index | None:
     """A whole number that hangs on no data, as an index."""
+    known: dict[int, Index | None] = {}
+    for node in walk(value):  # arguments come first
+        known[id(node)] = _index(node, known)
+    return known[id(value)]
+
+
+def _index(value: Scalar, known: Mapping[int, Index | None]) -> Index | None:
     if isinstance(value, FromIndex):
         return value.index
     if isinstance(value, Const) and value.dtype.is_integer:
         return int(value.value)
     if not isinstance(value, Call) or not value.dtype.is_integer:
         return None
+    sides = [known[id(a)] for a in value.args]
     if value.op == "cast":
-        return as_index(value.args[0]) if value.args[0].dtype.is_integer else None
-    if value.op in _ARITHMETIC:
-        sides = [as_index(a) for a in value.args]
-        if sides[0] is not None and sides[1] is not None:
-            return _ARITHMETIC[value.op](*sides)
+        return sides[0] if value.args[0].dtype.is_integer else None
+    if value.op in _ARITHMETIC and sides[0] is not None and sides[1] is not None:
+        return _ARITHMETIC[value.op](*sides)
     return None
 
 
 def when(condition: Scalar) -> When | None:
     """A condition as guards; None where data decides it, or where it is too long."""
+    known: dict[int, When | None] = {}
+    for node in walk(condition):
+        known[id(node)] = _when(node, known)
+    return known[id(condition)]
+
+
+def _when(condition: Scalar, known: Mapping[int, When | None]) -> When | None:
     if isinstance(condition, Const):
         return ALWAYS if condition.value else ()
-    if not isinstance(condition, Call):
+    if not isinstance(condition, Call) or not condition.dtype.is_bool:
         return None
     if condition.op in ("eq", "ne", *_DISTANCE):
         sides = [as_index(a) for a in condition.args]
@@ -230,17 +243,14 @@ def when(condition: Scalar) -> When | None:
             sign, shift = _DISTANCE[condition.op]
             return ((1, (sign * apart + shift,)),)
         return _equal(apart) if condition.op == "eq" else negated(_equal(apart))
-    if condition.op not in ("and", "or", "not"):
+    parts = [part for a in condition.args if (part := known[id(a)]) is not None]
+    if condition.op not in ("and", "or", "not") or len(parts) < len(condition.args):
         return None
-    parts = [when(a) for a in condition.args]
-    if any(part is None for part in parts):
-        return None
-    first, *rest = (part for part in parts if part is not None)
     if condition.op == "not":
-        return negated(first)
+        return negated(parts[0])
     if condition.op == "and":
-        return both(first, rest[0])
-    neither = both(negated(first), negated(rest[0]))
+        return both(*parts)
+    neither = both(negated(parts[0]), negated(parts[1]))
     return None if neither is None else negated(neither)
 
 

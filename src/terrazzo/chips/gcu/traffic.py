@@ -70,6 +70,7 @@ class Traffic:
     heads: dict[int, list[Access]] = field(default_factory=dict)  # of a statement's own values
     islands: list[Island] = field(default_factory=list)
     names: dict[Var, frozenset[Var]] = field(default_factory=dict)  # loops that a name hangs on
+    root: Stmt | None = None  # what a task is behind its names
     values: dict[Var, Index] = field(default_factory=dict)  # of names that are only short for more
 
     def count(self, stmt: Stmt, known: frozenset[Var]) -> Tally:
@@ -78,6 +79,10 @@ class Traffic:
         for island in self.islands:
             moved = unwind(self._moved(island.body, island.depth, island.known))
             self.places.add(island.stmt, moved, island.branch)
+        self.root = stmt
+        while isinstance(self.root, (Let, Alloc)) or (
+                isinstance(self.root, For) and is_unit(self.root)):
+            self.root = self.root.body
         return unwind(self._moved(stmt, 0, known))
 
     # ------------------------------------------------------------ finding
@@ -184,14 +189,19 @@ class Traffic:
         if isinstance(stmt, (Let, Alloc)) or (isinstance(stmt, For) and is_unit(stmt)):
             return (yield self._parts(stmt, depth, known))
         once = self._footprint(found, depth, known)
-        if not (isinstance(stmt, (Block, If)) or (isinstance(stmt, For) and stmt.kind != "vector")):
+        is_whole = isinstance(stmt, (Block, If, For)) and not (
+            isinstance(stmt, For) and stmt.kind == "vector")
+        room = None if once is None else self._left(stmt, once, depth, known)
+        if once is not None and room is not None and holds(room) and (
+                stmt is self.root and self.task is not None):
+            return self._shared(found, known)
+        if not is_whole:
             assert once is not None, "the sizes of a leaf are known where it stands"
             return once.tally
-        room = None if once is None else self._left(stmt, once, depth, known)
         if once is None or room is None or holds(room) is False:
             return (yield self._parts(stmt, depth, known))
         if holds(room):
-            return once.tally if depth or self.task is None else self._shared(found, known)
+            return once.tally
         outer, self.places = self.places, Places(self.places.tasks, self.places.once)
         parts = yield self._parts(stmt, depth, known)
         inner, self.places = self.places, outer
@@ -285,15 +295,20 @@ class Island:
 
 def _parted(index: Scalar) -> tuple[Index, Scalar | None]:
     """An address that is computed: the part of it that is an index, and the rest."""
-    plain = as_index(index)
-    if plain is not None:
-        return plain, None
-    if isinstance(index, Call) and index.op == "cast" and index.args[0].dtype.is_integer:
-        return _parted(index.args[0])
-    if isinstance(index, Call) and index.op == "add":
-        for mine, other in (index.args, index.args[::-1]):
-            part = as_index(mine)
-            if part is not None:
-                more, rest = _parted(other)
-                return part + more, rest
-    return 0, index
+    total: Index = 0
+    rest: Scalar = index
+    while True:
+        plain = as_index(rest)
+        if plain is not None:
+            return total + plain, None
+        if isinstance(rest, Call) and rest.op == "cast" and rest.args[0].dtype.is_integer:
+            rest = rest.args[0]
+            continue
+        sides = rest.args if isinstance(rest, Call) and rest.op == "add" else ()
+        parts = [as_index(side) for side in sides]
+        known = [n for n, part in enumerate(parts) if part is not None]
+        if not known:
+            return total, rest
+        part = parts[known[0]]
+        assert part is not None
+        total, rest = total + part, sides[1 - known[0]]

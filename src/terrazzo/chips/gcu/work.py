@@ -8,8 +8,12 @@
 | what stays the same in a vector loop | its cost, once, in scalar cycles |
 | a product of tiles | products / (rows * columns * depth of the type) cycles of the matrix unit |
 | a statement outside of vector loops | 1 + costs, in scalar cycles |
-| an iteration of a loop, a branch | 1 scalar cycle |
+| an iteration of a loop, a branch | 1 scalar cycle, but nothing where a unit steers itself |
 | a load or store | bytes of the scratchpad; in a vector loop once if its place stays the same |
+
+Loops over vector loops, over tiles and over copies are steered by the unit that runs them, with
+branches on sizes as masks. A vector loop right inside of such loops runs over all their elements
+as one, if each has a place of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from terrazzo.base.scalar import Call, Const, FromIndex, Load, Scalar
+from terrazzo.base.scalar import loads as loads_of
 from terrazzo.base.scalar import walk as walk_scalar
 from terrazzo.base.scalar_table import OPS, REDUCTIONS
 from terrazzo.base.unwind import Walk, unwind
@@ -48,6 +53,7 @@ from terrazzo.loop.ir import (
     While,
     children,
     roots_of,
+    substitute_vars,
 )
 
 FREE = ("cast", "bitcast")  # conversions happen on the way from and to memory
@@ -115,11 +121,12 @@ def _work(stmt: Stmt, chip: Description, places: Places) -> Walk[Tally]:
             made.include((yield _work(inner, chip, places)))
     elif isinstance(stmt, Alloc):
         made = yield _work(stmt.body, chip, places)
-    elif isinstance(stmt, For) and stmt.kind == "vector":
-        _vector_loop(stmt, chip, made)
+    elif isinstance(stmt, For) and (whole := _flattened(stmt)) is not None:
+        _vector_loop(whole, chip, made)
     elif isinstance(stmt, (For, While)):
         inner = yield _work(stmt.body, chip, places)
-        if isinstance(stmt, While) or (stmt.kind == "serial" and not is_unit(stmt)):
+        if isinstance(stmt, While) or (
+                stmt.kind == "serial" and not is_unit(stmt) and not _is_steered(stmt.body)):
             inner.add(SCALAR, 1)
         if isinstance(stmt, While):
             _statement(stmt, chip, inner)
@@ -133,14 +140,69 @@ def _work(stmt: Stmt, chip: Description, places: Places) -> Walk[Tally]:
         if stmt.orelse is not None:
             orelse = yield _work(stmt.orelse, chip, places)
         made = places.choose(stmt, then, orelse)
-        made.add(SCALAR, 1)
-        _statement(stmt, chip, made)
+        if not _is_steered(stmt):
+            made.add(SCALAR, 1)
+            _statement(stmt, chip, made)
     elif isinstance(stmt, Tile):
         yield _tile(stmt, chip, places, made)
+    elif isinstance(stmt, Store) and _is_copy(stmt):
+        made.add(LOCAL, stmt.buffer.dtype.itemsize * (2 if loads_of(stmt.value) else 1))
     else:
         made.add(SCALAR, 1)
         _statement(stmt, chip, made)
     return made
+
+
+def _is_steered(stmt: Stmt) -> bool:
+    """Whether a statement is of vector loops, tiles and copies alone."""
+    if isinstance(stmt, (Block, Alloc)) or (isinstance(stmt, For) and stmt.kind != "vector") or (
+            isinstance(stmt, If) and when(stmt.cond) is not None):
+        return all(map(_is_steered, children(stmt)))
+    return isinstance(stmt, (For, Tile)) or (isinstance(stmt, Store) and _is_copy(stmt))
+
+
+def _is_copy(stmt: Store) -> bool:
+    """Whether a statement copies, or fills memory, at places that no data decides."""
+    value: Scalar = stmt.value
+    while isinstance(value, Call) and value.op in FREE:
+        value = value.args[0]
+    plain = isinstance(value, Const) or (
+        isinstance(value, Load) and not isinstance(value.indices[0], Scalar))
+    return plain and stmt.reduce is None and stmt.mask is None and not isinstance(
+        stmt.index, Scalar)
+
+
+def _flattened(loop: For) -> For | None:
+    """A vector loop, or loops around one, as the vector loop over all elements of them.
+
+    Only the number of its iterations and what its places hang on are of interest, so all variables
+    of the nest become one.
+    """
+    around: list[For] = []
+    inner: Stmt = loop
+    while isinstance(inner, For) and inner.kind == "serial":
+        around.append(inner)
+        inner = inner.body
+    if not isinstance(inner, For) or inner.kind != "vector":
+        return None
+    if not around:
+        return inner
+    names = {outer.var for outer in around}
+    if any(_hangs(i, names) for f in (*around, inner) for i in (f.lo, f.hi)):
+        return None
+    stmts = inner.body.stmts if isinstance(inner.body, Block) else (inner.body,)
+    if not all(isinstance(s, Store) and s.reduce is None and not isinstance(s.index, Scalar)
+               and all(_hangs(s.index, {v}) for v in (*names, inner.var)) for s in stmts):
+        return None
+    count = trips(inner)
+    for outer in around:
+        count = count * trips(outer)
+    return replace(inner, lo=0, hi=count, body=substitute_vars(inner.body, {
+        var: inner.var for var in names}))
+
+
+def _hangs(index: Index, names: set[Var]) -> bool:
+    return isinstance(index, IndexExpr) and not names.isdisjoint(free_vars(index))
 
 
 # ---------------------------------------------------------------- scalar statements
