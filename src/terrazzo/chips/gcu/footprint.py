@@ -13,6 +13,7 @@ from functools import reduce
 
 from terrazzo.base.scalar import Scalar
 from terrazzo.chips.gcu.description import Description
+from terrazzo.chips.gcu.series import positive
 from terrazzo.chips.gcu.tally import (
     LOAD,
     STORE,
@@ -22,7 +23,6 @@ from terrazzo.chips.gcu.tally import (
     When,
     bound_by,
     holds,
-    positive,
 )
 from terrazzo.index import (
     Index,
@@ -36,7 +36,7 @@ from terrazzo.index import (
     minimum,
     substitute,
 )
-from terrazzo.loop.bounds import Interval, interval_of
+from terrazzo.loop.bounds import Interval, interval_of, plus
 from terrazzo.loop.ir import Buffer, For
 
 
@@ -111,7 +111,7 @@ def shape_of(access: Access, depth: int, guards: Guards) -> Shape | None:
     base, is_line = access.index, True
     for var, (lo, hi) in ranges.items():
         assert lo is not None and hi is not None
-        step, trip = coefficient(access.index, var), positive(hi - lo + 1)
+        step, trip = coefficient(access.index, var), positive(plus(hi - lo, 1))
         if step is None or var in access.hangs:
             is_line = is_line and step is not None
             apart = apart * trip
@@ -205,14 +205,20 @@ class Footprint:
                 assert isinstance(sign, int)
                 for amount in self._union(rows):
                     self.tally.add(counter, sign * amount, guards)
-                    self.tally.add(TRANSFERS, sign * ceildiv(amount, self.chip.transfer_bytes),
-                                   guards)
+                    self.tally.add(TRANSFERS, sign * self._pieces(amount), guards)
                     if sign > 0:
                         by_guards = room.setdefault(buffer, {})
                         by_guards[guards, counter] = by_guards.get(
                             (guards, counter), 0) + amount
         for sizes in room.values():
             self.size = self.size + reduce(maximum, sizes.values())
+
+    def _pieces(self, size: Index) -> Index:
+        """In how many transfers so much is moved."""
+        most = bounds(size)[1]
+        if most is not None and most <= self.chip.transfer_bytes and not isinstance(size, int):
+            return 1  # the shorter ones at the end of a row are transfers too
+        return ceildiv(size, self.chip.transfer_bytes)
 
     def _union(self, rows: list[Row]) -> list[Index]:
         """The bytes of accesses with the same steps, one number for each stretch of memory."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, walk
+from terrazzo.chips.gcu.series import mentions, positive
+from terrazzo.chips.gcu.series import total as total_of
 from terrazzo.index import (
     Index,
     IndexExpr,
@@ -61,7 +63,7 @@ class Tally:
         for guards, row in self.terms.items():
             clipped = _clipped(guards, loop)
             for counter, amount in enumerate(row):
-                total = None if clipped is None else _series(amount, loop.var, *clipped[:2])
+                total = None if clipped is None else total_of(amount, loop.var, *clipped[:2])
                 if clipped is None or total is None:
                     left.add(counter, amount, guards)
                 else:
@@ -73,7 +75,7 @@ class Tally:
         free, bound = Tally(), Tally()
         for guards, row in self.terms.items():
             for counter, amount in enumerate(row):
-                hangs = any(_mentions(i, var) for i in (*guards, amount))
+                hangs = any(mentions(i, var) for i in (*guards, amount))
                 (bound if hangs else free).add(counter, amount, guards)
         return free, bound
 
@@ -113,16 +115,6 @@ class Tally:
         return found
 
 
-def _mentions(index: Index, var: Var) -> bool:
-    return isinstance(index, IndexExpr) and var in free_vars(index)
-
-
-def positive(amount: Index) -> Index:
-    """An amount, but 0 where it is negative."""
-    least = bounds(amount)[0]
-    return amount if least is not None and least >= 0 else maximum(amount, 0)
-
-
 def trips(loop: For) -> Index:
     """How often a loop runs."""
     return positive(loop.hi - loop.lo)
@@ -157,7 +149,7 @@ def _clipped(guards: Guards, loop: For) -> tuple[Index, Index, Guards] | None:
     """The iterations in which guards hold, first and one behind the last, and the other guards."""
     lo, hi, rest = loop.lo, loop.hi, []
     for guard in guards:
-        if not _mentions(guard, loop.var):
+        if not mentions(guard, loop.var):
             rest.append(guard)
             continue
         clip = bound_by(guard, loop.var)
@@ -177,18 +169,6 @@ def bound_by(guard: Index, var: Var) -> tuple[Index | None, Index | None] | None
     if step > 0:
         return ceildiv(-rest, step), None
     return None, rest // -step + 1
-
-
-def _series(amount: Index, var: Var, lo: Index, hi: Index) -> Index | None:
-    """The sum of an amount over lo <= var < hi, if it is a line in the variable."""
-    count = positive(hi - lo)
-    if not _mentions(amount, var):
-        return amount * count
-    step = coefficient(amount, var)
-    if step is None:
-        return None
-    first = substitute(amount, {var: 0})
-    return first * count + step * (count * (2 * lo + count - 1) // 2)
 
 
 # ---------------------------------------------------------------- conditions
