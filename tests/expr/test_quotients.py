@@ -13,7 +13,7 @@ from terrazzo.chips.cpu.description import avx2_spec
 from terrazzo.compiler.levels import level_text
 from terrazzo.compiler.lowering import Lowering
 from terrazzo.dtypes import as_dtype
-from terrazzo.expr.quotients import reciprocal
+from terrazzo.expr.reciprocals import reciprocal
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
 

@@ -13,17 +13,12 @@ float32) may be off by one unit in the last place.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
-from functools import lru_cache
 
 from terrazzo.base.scalar import Call, Const, Load, Scalar, call, rewrite, walk
 from terrazzo.expr.ir import Program, Tensor
 
-DIGITS = {"float32": 24, "float64": 53}
-_RANGE = {"float32": 60, "float64": 500}  # of the divisor's exponent: nothing overflows on the way
-_NEAR = 8  # the least distance from a middle that errors cannot bridge, in units; see below
+_EXACT = ("float32", "float64")  # types whose reciprocals are known in twice the digits
 
 
 def multiply_by_reciprocals(program: Program) -> Program:
@@ -31,6 +26,8 @@ def multiply_by_reciprocals(program: Program) -> Program:
     if not any(_divisor(n) is not None for s in program.stages if s.body is not None
                for n in walk(s.body)):
         return program
+    from terrazzo.expr.reciprocals import reciprocal
+
     fresh: dict[Tensor, Tensor] = {}
 
     def visit(node: Scalar) -> Scalar | None:
@@ -52,68 +49,9 @@ def multiply_by_reciprocals(program: Program) -> Program:
 
 
 def _divisor(node: Scalar) -> float | None:
-    if isinstance(node, Call) and node.op == "div" and node.dtype.name in DIGITS and isinstance(
+    """What a node divides by; None for powers of two, by which LLVM multiplies."""
+    if isinstance(node, Call) and node.op == "div" and node.dtype.name in _EXACT and isinstance(
             node.args[1], Const) and not isinstance(node.args[0], Const):
-        return float(node.args[1].value)
+        c = float(node.args[1].value)
+        return None if abs(math.frexp(c)[0]) == 0.5 else c
     return None
-
-
-@lru_cache(maxsize=4096)
-def reciprocal(c: float, dtype: str) -> tuple[float, float] | None:
-    """1 / c in two parts; None where a division is as good or would be rounded otherwise."""
-    digits = DIGITS[dtype]
-    if not math.isfinite(c) or c == 0 or abs(math.frexp(c)[1]) > _RANGE[dtype]:
-        return None
-    exact = 1 / Fraction(c)
-    high = _cut(exact, digits)
-    if high == exact:  # a power of two, by which LLVM multiplies
-        return None
-    low = _nearest(exact - high, digits)
-    if any(_nearest(x * high + _nearest(x * low, digits), digits) != _nearest(x * exact, digits)
-           for x in _hard_numerators(Fraction(c), digits)):
-        return None
-    return float(high), float(low)
-
-
-def _hard_numerators(c: Fraction, digits: int) -> Iterator[Fraction]:
-    """All x (up to powers of two) whose quotient is nearest to a middle between two numbers.
-
-    As integers of so many digits, x / c is between 1/2 and 2, and a middle is m / 2^j for an odd m
-    of one more digit. The sum of products is off by 2^-(2 digits - 2) of the quotient at most, so
-    it is rounded as the quotient is where |x * 2^j - m * c| exceeds 8. That this be another number
-    r is a linear congruence for m.
-    """
-    divisor = int(abs(c) / Fraction(2) ** (_exponent(c) - digits + 1))
-    twos = (divisor & -divisor).bit_length() - 1
-    odd = divisor >> twos
-    for j in (digits, digits + 1):
-        modulus = 1 << (j - twos) if j > twos else 1
-        for r in range(-_NEAR, _NEAR + 1):
-            if r == 0 or r % (1 << twos):
-                continue
-            m = -(r >> twos) * pow(odd, -1, modulus) % modulus
-            m += -(-((1 << digits) - m) // modulus) * modulus  # the first from 2^digits on
-            while m < 2 << digits:
-                x, rest = divmod(m * divisor + r, 1 << j)
-                if rest == 0 and 1 << (digits - 1) <= x < 1 << digits:
-                    yield Fraction(x)
-                m += modulus
-
-
-def _exponent(x: Fraction) -> int:
-    """The n for which 2^n <= |x| < 2^(n + 1)."""
-    n = abs(x.numerator).bit_length() - x.denominator.bit_length()
-    return n if abs(x) >= Fraction(2) ** n else n - 1
-
-
-def _nearest(x: Fraction, digits: int) -> Fraction:
-    unit = Fraction(2) ** (_exponent(x) - digits + 1)
-    return round(x / unit) * unit
-
-
-def _cut(x: Fraction, digits: int) -> Fraction:
-    unit = Fraction(2) ** (_exponent(x) - digits + 1)
-    return math.trunc(x / unit) * unit
-
-
-__all__ = ["multiply_by_reciprocals", "reciprocal"]
