@@ -18,7 +18,7 @@ from terrazzo.index import Var
 from terrazzo.graph.ir import Operator
 from terrazzo.knobs import knobs as knobs
 from terrazzo.runtime.executable import Executable
-from terrazzo.runtime.profile import profile as profile
+from terrazzo.tools.api import profile as profile
 from terrazzo.base.shapes import dim as dim
 from terrazzo.base.shapes import dims as dims
 from terrazzo.tools.verify.report import Report

@@ -14,8 +14,6 @@ compilation takes `now` when it begins and hands that down: no setting changes h
 
 from __future__ import annotations
 
-import difflib
-import logging
 import os
 import sys
 import threading
@@ -24,11 +22,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+from terrazzo.base import log
 from terrazzo.errors import KnobError
 
-_log = logging.getLogger("terrazzo")
 DUMP_LEVELS = ("graph", "canonical", "expr", "schedule", "loop", "llvm", "asm")
 
 _BOOLEANS = {
@@ -72,8 +70,7 @@ def _knob(
     return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True)
-class KnobRow:
+class KnobRow(NamedTuple):
     """One line of the table of settings."""
 
     name: str
@@ -265,8 +262,10 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 def _warn_of_unknown(environment: Mapping[str, str]) -> None:
     known = [_variable(knob) for knob in _TABLE]
     for name in unknown_variables(environment):
+        import difflib  # nobody without a mistake waits for it
+
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
-        _log.warning("there is no setting %s; the nearest is %s (see `tz knobs`)", name, nearest)
+        log.warning("there is no setting %s; the nearest is %s (see `tz knobs`)", name, nearest)
 
 
 class _Own:

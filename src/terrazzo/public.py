@@ -34,8 +34,7 @@ from terrazzo.graph.batching import vmap
 from terrazzo.graph.derivatives import grad, jvp, value_and_grad, vjp
 from terrazzo.graph.described import Array
 from terrazzo.graph.ir import OPERATORS
-from terrazzo.runtime.profile import profile
-from terrazzo.tools.api import bench, verify
+from terrazzo.tools.api import bench, profile, verify
 
 _HELPERS = {"Any", "OPERATORS", "ops"}
 _PRIVATE = {"constant", "dimension"}

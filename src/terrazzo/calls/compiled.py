@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import terrazzo.ops  # noqa: F401 - functions that are traced may use any operator
-from terrazzo.calls import captures, into
+from terrazzo.calls import captures
 from terrazzo.calls.arguments import (
     NoKey,
     Rebuild,
@@ -132,6 +132,8 @@ class Compiled:
         entry = None if plain is None else table.entries.get(plain)
         if entry is not None:
             return entry((*targets, *args))
+        from terrazzo.calls import into  # with the first call that has targets
+
         form, found = into.Form.of(out, self.name)
         leaves = list(found)
         key = self.key(args, kwargs, leaves)
@@ -255,6 +257,8 @@ class Compiled:
         graph, structure = traced(rebuild.call, self.name, [type_of(a) for a in leaves])
         if out is None:
             return graph, ()
+        from terrazzo.calls import into
+
         form, targets = into.Form.of(out, self.name)
         return graph, into.aim(form, targets, leaves).over(structure, self.name)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from terrazzo.base.upcalls import UPCALLS
-from terrazzo.calls import captures, into
+from terrazzo.calls import captures
 from terrazzo.calls.arguments import Rebuild, dtype_of, type_of
 from terrazzo.calls.sizes import Pattern, Shapes, SizesSeen
 from terrazzo.errors import TerrazzoError, VerifyError
@@ -28,6 +28,7 @@ from terrazzo.runtime import fastcall
 from terrazzo.runtime.layout import strides_of
 
 if TYPE_CHECKING:
+    from terrazzo.calls import into
     from terrazzo.runtime.artifact import Over
 
 MOST_ENTRIES = 4096  # of one function: sizes may vary without end, and entries are quick to make
@@ -113,6 +114,8 @@ class Family:
 
     def entry_into(self, leaves: Sequence[Any], form: into.Form, count: int, table: Table
                    ) -> Callable[..., Any]:
+        from terrazzo.calls import into  # with the first call that has targets
+
         fastcall.check_devices(leaves, self.name, table.settings.chip)
         into.refuse_gradients(leaves, self.name)
 

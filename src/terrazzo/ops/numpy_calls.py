@@ -7,7 +7,6 @@ does not have is an error and never taken for another.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -103,6 +102,8 @@ def rounded(x: Any, decimals: int = 0) -> Any:
 
 
 def _refusal(value: Value, name: str, how: str, known: str | None) -> TracedControlFlow:
+    import difflib  # only mistakes wait for it
+
     short = name.rpartition(".")[2]
     close = difflib.get_close_matches(short, OPERATORS, n=1, cutoff=0.8)
     if known or name in _ELSEWHERE:

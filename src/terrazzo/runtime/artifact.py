@@ -17,7 +17,6 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -168,6 +167,11 @@ def _written(arrays: Iterable[np.ndarray], file: BinaryIO) -> Iterator[np.ndarra
 
 def _one_ahead(constants: Sequence[Constant]) -> Iterator[np.ndarray]:
     """Each constant as it is stored, while the next one is being packed."""
+    if len(constants) < 2:
+        yield from (constant.array() for constant in constants)
+        return
+    from concurrent.futures import Future, ThreadPoolExecutor  # few need it, and it takes 3 ms
+
     with ThreadPoolExecutor(1) as executor:
         coming: Future[np.ndarray] | None = None
         for number, constant in enumerate(constants):

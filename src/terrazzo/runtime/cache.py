@@ -11,26 +11,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import logging
 import os
 import struct
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from terrazzo.base import log
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.knobs import Settings, knobs
 from terrazzo.runtime import checksum
 from terrazzo.version import __version__
-
-_log = logging.getLogger("terrazzo")
 
 # magic, version of this layout, length and SHA-256 of the payload that follows
 _HEADER = struct.Struct("<8sIQ32s")
@@ -86,6 +83,8 @@ def array_digests(arrays: Sequence[np.ndarray]) -> list[str]:
     if sum(a.nbytes for a in fresh) < _HASHED_AT_ONCE:
         sums = [_digest(a) for a in fresh]
     else:
+        from concurrent.futures import ThreadPoolExecutor  # not for small ones: 3 ms
+
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as executor:
             sums = list(executor.map(_digest, fresh))
     for array, digest in zip(fresh, sums, strict=True):
@@ -251,7 +250,7 @@ class Cache:
             first = kind not in self._warned
             self._warned.add(kind)
         if first:
-            _log.warning(message)
+            log.warning(message)
 
 
 class NoCache(Cache):

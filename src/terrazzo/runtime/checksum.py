@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -38,6 +37,8 @@ def digest_at_once(pieces: Sequence[np.ndarray]) -> bytes:
     parts = [part for data in pieces for part in _parts(data)]
     if len(parts) < 2:
         return digest(pieces)
+    from concurrent.futures import ThreadPoolExecutor  # not for small ones: 3 ms
+
     with ThreadPoolExecutor(min(4, len(parts), os.cpu_count() or 1)) as executor:
         return hashlib.sha256(b"".join(executor.map(_sums, parts))).digest()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime import pages
 from terrazzo.runtime.artifact import Artifact, Constant, index_from
 from terrazzo.runtime.layout import address_of, row_major, strides_of
-from terrazzo.runtime.profile import KernelTime, Profile, record
+
+if TYPE_CHECKING:
+    from terrazzo.runtime.profile import Profile
 
 NO_ARENA = Block(np.empty(0, np.uint8), 0)
 
@@ -187,6 +189,8 @@ class Executable:
         if profiles is not None:
             profiles.append(self._run_timed(slots, arena, sizes, threads))
         elif knobs.profile:
+            from terrazzo.runtime.profile import record
+
             record(self._run_timed(slots, arena, sizes, threads))
         else:
             self.code.run(slots, arena.address, threads)
@@ -227,6 +231,8 @@ class Executable:
 
     def _run_timed(self, slots: Sequence[int], arena: Block, sizes: Sequence[int], threads: int
                    ) -> Profile:
+        from terrazzo.runtime.profile import KernelTime, Profile
+
         clock = np.zeros(len(self.artifact.kernels) + 1, np.int64)
         start = time.perf_counter_ns()
         self.code.run(slots, arena.address, threads, clock.ctypes.data)

@@ -127,16 +127,7 @@ _open: list[Recording] = []  # list operations are atomic
 
 @contextmanager
 def profile() -> Iterator[Recording]:
-    """Record every run of compiled code, in any thread, for the length of a `with`.
-
-    >>> import numpy as np, terrazzo as tz
-    >>> with tz.profile() as recorded:
-    ...     made = tz.relu(np.ones((8, 8), np.float32))
-    >>> len(recorded.runs)
-    1
-
-    `recorded.table()` is a text, `recorded.chrome_trace(path)` a file for Perfetto.
-    """
+    """Record every run for the length of a `with`: `tz.profile()`."""
     recording = Recording()
     _open.append(recording)
     try:

@@ -1,11 +1,13 @@
-"""Checking and timing a function, by one call each; what does it loads when it is used."""
+"""Checking, timing and profiling, by one call each; what does it loads when it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from terrazzo.runtime.profile import Recording
     from terrazzo.tools.benchmark import BenchReport
     from terrazzo.tools.verify.report import Report
 
@@ -53,3 +55,19 @@ def bench(function: Callable[..., Any], *args: Any, rounds: int | None = None, t
 
     return benchmark.bench(function, *args, rounds=rounds or benchmark.ROUNDS, torch=torch,
                            **attrs)
+
+
+def profile() -> AbstractContextManager[Recording]:
+    """Record every run of compiled code, in any thread, for the length of a `with`.
+
+    >>> import numpy as np, terrazzo as tz
+    >>> with tz.profile() as recorded:
+    ...     made = tz.relu(np.ones((8, 8), np.float32))
+    >>> len(recorded.runs)
+    1
+
+    `recorded.table()` is a text, `recorded.chrome_trace(path)` a file for Perfetto.
+    """
+    from terrazzo.runtime import profile as profiling
+
+    return profiling.profile()

@@ -9,9 +9,7 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -87,6 +85,9 @@ known = {"name": llvm.get_host_cpu_name(), "triple": llvm.get_process_triple(),
 
 def _ask_llvm() -> dict[str, Any]:
     """LLVM's name, triple and features of the host; remembered for processes to come."""
+    import subprocess  # once for a machine: those to come find the answer
+    import tempfile
+
     answer: dict[str, Any] = {}
     if "llvmlite.binding" not in sys.modules:  # 40 MB that a process with compiled code can spare
         with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):

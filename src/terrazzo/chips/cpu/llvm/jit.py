@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from terrazzo.base import log
 from terrazzo.chips.cpu import elf
 from terrazzo.chips.cpu.llvm import worker
 from terrazzo.chips.cpu.llvm.compile import (
@@ -26,7 +26,6 @@ from terrazzo.chips.cpu.llvm.compile import (
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.errors import ArtifactError, CodegenError
 
-_log = logging.getLogger("terrazzo")
 _library_numbers = itertools.count()
 
 
@@ -95,7 +94,7 @@ def load_object(
     try:
         return Library(*elf.load(obj, symbols, exports))
     except elf.UnknownObject as reason:
-        _log.debug("LLVM links %s: %s", ", ".join(exports) or "an object", reason)
+        log.debug("LLVM links %s: %s", ", ".join(exports) or "an object", reason)
     return _link(obj, symbols, exports)
 
 

@@ -7,24 +7,22 @@ process loads the few of our modules that it needs, and LLVM while nobody waits 
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from terrazzo.base import log
 from terrazzo.chips.cpu.llvm.compile import Target
 from terrazzo.errors import CodegenError
 from terrazzo.knobs import unknown_variables
 
-_log = logging.getLogger("terrazzo")
 _current: ContextVar[Worker | None] = ContextVar("worker", default=None)
 
-# The package without what `import terrazzo` brings: settings, and logging, which take milliseconds.
+# The package without what `import terrazzo` brings: settings, which take milliseconds.
 _PROGRAM = """
 import sys, types
 for name in ("terrazzo", "terrazzo.chips", "terrazzo.chips.cpu"):
@@ -39,6 +37,8 @@ class Worker:
     """A process that compiles what it is sent."""
 
     def __init__(self) -> None:
+        import subprocess  # those who compile in their own process do without
+
         unknown = unknown_variables(os.environ)  # this process has warned of them already
         environment = {k: v for k, v in os.environ.items() if k not in unknown}
         # Without `site`: what it would find is on our own path already.
@@ -55,7 +55,7 @@ class Worker:
             self.process.stdin.flush()
             code, problem = pickle.load(self.process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            _log.debug("the compiling process is gone: %s", error)
+            log.debug("the compiling process is gone: %s", error)
             return None
         if problem is not None:
             raise CodegenError(problem)
@@ -69,7 +69,7 @@ class Worker:
             try:
                 pipe.close()
             except OSError as error:
-                _log.debug("the compiling process left early: %s", error)
+                log.debug("the compiling process left early: %s", error)
         self.process.wait()
 
 
@@ -82,7 +82,7 @@ def elsewhere() -> Iterator[None]:
     try:
         worker = Worker()
     except OSError as error:
-        _log.debug("compiling in this process: %s", error)
+        log.debug("compiling in this process: %s", error)
         yield
         return
     token = _current.set(worker)
