@@ -16,7 +16,7 @@ import numpy
 from terrazzo.errors import DTypeError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DType:
     """One element type: its names, its size, and the numpy type that holds it on the host."""
 

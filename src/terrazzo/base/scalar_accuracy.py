@@ -7,8 +7,7 @@ float64.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,8 +30,7 @@ class Bounded(Protocol):
 Arguments = Sequence[Bounded]
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(NamedTuple):
     """What a result may be off by, beside what the errors of its arguments do."""
 
     ulps: float = FEW  # units in the last place

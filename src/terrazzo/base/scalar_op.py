@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ KINDS = "fiub"  # of types: floats, signed and unsigned integers, booleans
 INSTRUCTIONS = "instructions"
 
 
-@dataclass(frozen=True)
-class Absent:
+class Absent(NamedTuple):
     """A column that has nothing in it, and why."""
 
     why: str

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -331,8 +330,7 @@ def by_operator() -> Mapping[str, ScalarOp]:
 
 
 # ---------------------------------------------------------------- reductions
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """An associative operation with its identity, as used by Reduce and by reducing stores."""
 
     op: str

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from terrazzo.index import Index, ceildiv, maximum, minimum
 
@@ -60,8 +61,7 @@ class LaunchRules:
         return max([w for w in self.warps if w <= wanted], default=min(self.warps))
 
 
-@dataclass(frozen=True)
-class Roofline:
+class Roofline(NamedTuple):
     """What a chip does at best."""
 
     bytes_per_second: float

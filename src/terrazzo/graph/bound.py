@@ -41,7 +41,7 @@ def of_object(op: Operator) -> tuple[str, Operator]:
     return first.name, replace(op, signature=signature, body=on_object)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BoundOperator:
     """An operator that a class defines, taken from one of its objects."""
 

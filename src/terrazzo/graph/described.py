@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from terrazzo.dtypes import float32, float64, int64, uint64
 
@@ -175,8 +174,7 @@ _GIVEN: dict[str, Any] = {
 _TARGETS = ((6,), (2, 3))  # for `shape`
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """Types of arguments that an operator takes, and of what it gives."""
 
     types: Sequence[TensorType]

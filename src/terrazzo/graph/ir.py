@@ -62,7 +62,7 @@ class _Shown:
         return self.of_class if op is None else self.make(op)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Operator:
     """What an operator means. Calling it traces a node, or runs it when given arrays."""
 

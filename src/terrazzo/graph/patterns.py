@@ -17,7 +17,7 @@ from terrazzo.index import proves_eq
 COMMUTATIVE = frozenset(name for name, row in by_operator().items() if row.commutes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Wild:
     """Matches any value (or attribute) and binds it to a name; twice the same name, one value."""
 
@@ -31,14 +31,14 @@ class Wild:
         return replace(self, test=test if first is None else lambda v: first(v) and test(v))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Literal:
     """Matches a constant all of whose elements are one number; 0.0 and -0.0 are told apart."""
 
     value: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Apply:
     """Matches a value computed by one of the named operators; made by `P`."""
 

@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from terrazzo.errors import ArgumentError, CompileError
 from terrazzo.graph.ir import Graph, Node, Value
@@ -144,8 +144,7 @@ def rewrite_rule(pattern: Apply, *, level: str = "basic", name: str | None = Non
 
 
 # ---------------------------------------------------------------- applying
-@dataclass(frozen=True)
-class Applied:
+class Applied(NamedTuple):
     """A record for the report: which rule changed which node, from which line of the user's."""
 
     rule: str

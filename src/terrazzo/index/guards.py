@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from terrazzo.index.nodes import Index, IndexExpr, Var
 from terrazzo.index.proofs import proves_eq, proves_le, proves_lt
@@ -25,8 +25,7 @@ RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">"}
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(NamedTuple):
     """A relation between sizes that compiled code relies on."""
 
     relation: str

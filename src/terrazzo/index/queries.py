@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from terrazzo.index.nodes import (
     MEMO_SIZE,
@@ -74,8 +73,7 @@ def without(e: Index, var: Var) -> Index:
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class Algebra(Generic[Value]):
+class Algebra(NamedTuple, Generic[Value]):
     """What an expression's parts mean in some domain: numbers, machine code, solver terms."""
 
     constant: Callable[[int], Value]

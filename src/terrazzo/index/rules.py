@@ -34,7 +34,7 @@ from terrazzo.index.proofs import proves_le, proves_lt
 Matches: TypeAlias = "Iterator[dict[str, Index]]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """A named identity: wherever `when` is proved, `lhs` is replaced by `rhs`.
 

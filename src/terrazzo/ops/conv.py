@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -210,8 +209,7 @@ def _turned(w: Value, groups: int) -> Value:
     return permute_dims(turned, axes=(*range(rank), rank + 1, rank))
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """What a convolution sums over. Axes of one step are none: a window of 1 is a product."""
 
     taps: tuple[Axis | None, ...]

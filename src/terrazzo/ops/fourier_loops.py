@@ -51,7 +51,7 @@ _TASK = 2048  # numbers that are worth a task of their own
 
 
 # ---------------------------------------------------------------- loops
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Columns:
     """How a vector of columns is transformed: stages between two local buffers."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -124,8 +124,7 @@ def halves(n: int) -> tuple[int, int]:
     return best, n // best
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """One pass over a column of r * m * s numbers: butterflies of r over [r, m, s] -> [m, r, s]."""
 
     r: int

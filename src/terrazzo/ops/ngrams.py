@@ -7,8 +7,7 @@ with the number of n-grams that are looked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ _LOW_BITS = 2**31 - 1  # products of what they leave with the factors stay below
 _OF_PARENT, _OF_ALL = 40503, 0x9E3779B1  # Knuth's multiplicative hashing: the golden ratio
 
 
-@dataclass(frozen=True, eq=False)
-class Trie:
+class Trie(NamedTuple):
     """Edges by the slots of a hash table, and what each node counts."""
 
     parents: np.ndarray  # the node that the edge in a slot leaves; -1: an empty slot

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,7 @@ Math = Callable[..., Any]  # an operation of scalar.OPS by name, on scalars or o
 
 
 # ---------------------------------------------------------------- activations
-@dataclass(frozen=True)
-class Activation:
+class Activation(NamedTuple):
     """A function of a gate, with the defaults of its parameters (None: it has no such)."""
 
     apply: Callable[[Math, Any, float, float], Any]
@@ -65,8 +63,7 @@ def array_math(name: str, *args: Any) -> Any:
 
 
 # ---------------------------------------------------------------- what a cell computes
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """The settings of a layer's cell in one direction."""
 
     kind: str  # lstm | gru | rnn

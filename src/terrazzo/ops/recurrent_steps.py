@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ _WORTH_SHARING = 1 << 17  # multiplications of a step, below which one thread do
 
 
 # ---------------------------------------------------------------- the steps: types, reference
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Layer:
     """Shapes and settings of all steps of a layer, as the attributes say."""
 
@@ -353,8 +353,7 @@ class _Steps:
                    -(-_TASK_WEIGHTS // weights))
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Some hidden units of the sequences of a tile, in one direction and one step."""
 
     steps: _Steps
@@ -415,8 +414,7 @@ class _Piece:
         return For(u.var, 0, width, block(*stmts(unit)), "vector")
 
 
-@dataclass(frozen=True)
-class _Unit:
+class _Unit(NamedTuple):
     """One hidden unit of one sequence in one step."""
 
     piece: _Piece

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import add as operator_add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,7 @@ SPELLED_OUT = 8  # taps that are added one by one; more are a reduction
 
 
 # ---------------------------------------------------------------- coordinates
-@dataclass(frozen=True)
-class _Axis:
+class _Axis(NamedTuple):
     """One axis to resize: sizes before and after, their ratio as it was given, and the region.
 
     All are numbers, or values of a graph where sizes are symbolic.

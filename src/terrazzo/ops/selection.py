@@ -102,7 +102,7 @@ def _sort(k: Index, dtype: DType, key: Callable[[Index], Scalar],
               radix_sort(k, dtype, key, write))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Counts:
     """How many candidates come before a key, how many stay, and how many of equal ones may."""
 

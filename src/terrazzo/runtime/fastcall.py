@@ -7,9 +7,8 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -272,8 +271,7 @@ def _beside_tensors(quick: Callable[..., Any], numbers: Sequence[int]) -> Callab
     return run
 
 
-@dataclass(frozen=True)
-class _Ways:
+class _Ways(NamedTuple):
     """How one kind of array is handled: what native code is given of it, how it is made."""
 
     native: Callable[..., Any]
