@@ -17,6 +17,7 @@ h, w = dim("h"), dim("w")
 begin, end, task = Var("begin", 0), Var("end", 0), Var("task", 0)
 out = Buffer("out", int64, h * w * 5)
 EVEN = w // 2  # may be 0
+SIZES = {h, w}
 
 
 def runs(body: Stmt, height: int, width: int, lo: int, hi: int) -> np.ndarray:
@@ -35,7 +36,7 @@ def numbered(value: Index) -> For:
     + task % w, task % w // 2 + task, task % (w * h) % w], ids=str)
 def test_every_piece_of_a_loop(value: Index) -> None:
     loop = numbered(value)
-    digits = by_digits(loop)
+    digits = by_digits(loop, SIZES)
     assert digits is not loop
     for height, width in ((1, 1), (1, 7), (4, 1), (3, 5)):
         count = height * width * 5
@@ -46,14 +47,14 @@ def test_every_piece_of_a_loop(value: Index) -> None:
 
 
 def test_the_digits_need_no_division() -> None:
-    digits = by_digits(numbered(task // (w * h) * 9 + task // w % h * 3 + task % w))
+    digits = by_digits(numbered(task // (w * h) * 9 + task // w % h * 3 + task % w), SIZES)
     stores = [s for s in walk(digits) if isinstance(s, Store)]
     assert len(stores) == 1
     assert not any(isinstance(i, Mod) for s in stores for i in indices_of(s))
 
 
 def test_nothing_to_run_over() -> None:
-    body = by_digits(numbered(task % EVEN))
+    body = by_digits(numbered(task % EVEN), SIZES)
     assert (runs(body, 2, 1, 0, 0) == -1).all()  # a radix of 0 divides nothing
     assert runs(body, 2, 6, 0, 8)[:8].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
 
@@ -61,11 +62,17 @@ def test_nothing_to_run_over() -> None:
 @pytest.mark.parametrize("value", [task % 7, task + w, task // w], ids=str)
 def test_what_has_no_symbolic_digit_stays(value: Index) -> None:
     loop = numbered(value)
-    assert by_digits(loop) is loop
+    assert by_digits(loop, SIZES) is loop
 
 
 def test_a_radix_that_changes_inside_is_none() -> None:
     i = Var("i", 0)
     inner = For(i, 1, ceildiv(w, 2), Store(out, task, as_scalar(task % i)))
     loop = For(task, begin, end, inner)
-    assert by_digits(loop) is loop
+    assert by_digits(loop, SIZES) is loop
+
+
+def test_a_radix_that_is_no_size_is_none() -> None:
+    loop = numbered(task % w)
+    assert by_digits(loop, {h}) is loop
+    assert by_digits(loop, frozenset()) is loop

@@ -76,6 +76,7 @@ class LoopEmitter:
         # Stores that bypass the caches: only where we know how to order them again.
         self.may_stream = chip.llvm_triple.startswith("x86_64")
         self.streamed = False
+        self.planned: set[Var] = set()  # numbers that are computed, as parts for these threads
         self.roomy: set[Buffer] = set()  # local ones: a last vector may reach past their end
 
     # ------------------------------------------------------------ functions
@@ -158,6 +159,7 @@ class LoopEmitter:
                 value = self.value(stmt.value, scope)
                 value = scalars.cast(self.b, value, stmt.value.dtype, int64)
                 scope = self.inside(scope, stmt.var, value)
+                self.planned.add(stmt.var)
             elif stmt.buffer not in scope.memory:  # its size is known only here
                 scope = Scope(scope.env, dict(scope.memory), scope.lanes)
                 heap.append(self.allocate([stmt.buffer], scope))
@@ -324,7 +326,8 @@ class LoopEmitter:
         heap = self.reserve(loop.body, inner)
         chunk_lo, chunk_hi = Var("begin", 0), Var("end", 0)
         inner.env.update({chunk_lo: values[-2], chunk_hi: values[-1]})
-        self.stmt(by_digits(For(loop.var, chunk_lo, chunk_hi, loop.body)), inner)
+        self.stmt(by_digits(For(loop.var, chunk_lo, chunk_hi, loop.body),
+                            env.keys() - self.planned), inner)
         for pointer in heap:
             self.b.call("void", "free", [pointer])
         self.settle()
