@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -26,8 +27,12 @@ def is_ours(frame: FrameType) -> bool:
 
 def is_users(frame: FrameType) -> bool:
     """Tell whether a stack frame belongs to code that a user of terrazzo wrote."""
-    file = frame.f_code.co_filename
-    if is_ours(frame) or file.startswith("<frozen"):
+    return _is_users_file(frame.f_code.co_filename)
+
+
+@lru_cache(maxsize=4096)
+def _is_users_file(file: str) -> bool:
+    if file.startswith((_PACKAGE, "<frozen")):
         return False
     # A value may reach us through functools, contextlib or numpy; the user did not write those.
     if f"{os.sep}site-packages{os.sep}numpy{os.sep}" in file:

@@ -210,7 +210,7 @@ def index_to_scalar(index: Index, values: Mapping[Var, Scalar]) -> Scalar:
     from terrazzo.base.scalar import call
     from terrazzo.index import Algebra, interpret
 
-    return interpret(index, Algebra[Scalar](
+    return interpret(index, Algebra(
         constant=as_scalar,
         variable=lambda var: values[var] if var in values else as_scalar(var),
         add=lambda a, b: call("add", a, b),

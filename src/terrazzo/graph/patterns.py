@@ -166,6 +166,7 @@ def same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
 # ---------------------------------------------------------------- matching
 Found = dict[str, Any]
 _MISSING: Any = object()
+_LITERALS = ("full", "constant")
 
 
 def match(pattern: Any, value: Value, uses: Mapping[Value, int] | None = None) -> Found | None:
@@ -213,9 +214,20 @@ def match_node(pattern: Apply, node: Node, found: Found, uses: Mapping[Value, in
         if bound is None:
             return
         found = bound
-    yield from _match_all(args, node.inputs[:len(args)], found, uses)
-    if len(args) == 2 and node.op.name in COMMUTATIVE:
-        yield from _match_all(args, node.inputs[1::-1], found, uses)
+    inputs = node.inputs[:len(args)]
+    # Most rules fail here, before anything is bound.
+    if all(map(_may_match, args, inputs)):
+        yield from _match_all(args, inputs, found, uses)
+    if len(args) == 2 and node.op.name in COMMUTATIVE and all(map(_may_match, args, inputs[::-1])):
+        yield from _match_all(args, inputs[::-1], found, uses)
+
+
+def _may_match(pattern: Any, value: Value | None) -> bool:
+    """Whether a value is made by an operator that a pattern is for."""
+    if isinstance(pattern, (Apply, Literal)):
+        return value is not None and value.node is not None and value.node.op.name in (
+            pattern.ops if isinstance(pattern, Apply) else _LITERALS)
+    return True
 
 
 def _match_all(patterns: Sequence[Any], values: Sequence[Value | None], found: Found,

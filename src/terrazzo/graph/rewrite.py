@@ -20,7 +20,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from terrazzo.errors import ArgumentError, CompileError
@@ -107,13 +107,15 @@ class RuleTable:
         top = LEVELS.index(level)
         return RuleTable(tuple(r for r in self.rules if LEVELS.index(r.level) <= top))
 
-    @cached_property
-    def by_operator(self) -> dict[str, list[Rule]]:
-        index: dict[str, list[Rule]] = {}
-        for rule in self.rules:
-            for op in rule.pattern.ops:
-                index.setdefault(op, []).append(rule)
-        return index
+
+@lru_cache(maxsize=32)
+def _by_operator(rules: tuple[Rule, ...], level: str) -> Mapping[str, Sequence[Rule]]:
+    """The rules up to a level that may apply to each operator; few tables serve all graphs."""
+    index: dict[str, list[Rule]] = {}
+    for rule in RuleTable(rules).up_to(level):
+        for op in rule.pattern.ops:
+            index.setdefault(op, []).append(rule)
+    return index
 
 
 _user_rules: list[Rule] = []
@@ -188,7 +190,7 @@ def rewrite(graph: Graph, rules: RuleTable, level: str = "all", *,
     `limit` bounds the number of applications, so that rules which undo each other are found.
     `most` stops after so many of them, so that the one that does harm is found.
     """
-    index = rules.up_to(level).by_operator
+    index = _by_operator(rules.rules, level)
     budget = limit if limit is not None else 1000 + 50 * len(graph.nodes)
     applied: list[Applied] = []
     while True:

@@ -133,7 +133,7 @@ def substitute(e: Index, values: Mapping[Var, Index]) -> Index:
         return e
     return interpret(
         e,
-        Algebra[Index](
+        Algebra(
             constant=lambda number: number,
             variable=lambda var: values.get(var, var),
             add=add,

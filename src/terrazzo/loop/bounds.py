@@ -46,7 +46,7 @@ def interval_of(index: Index, ranges: Mapping[Var, Interval]) -> Interval:
     """Where an index lies when the variables of `ranges` take all their values, others stay."""
     if not isinstance(index, IndexExpr) or ranges.keys().isdisjoint(free_vars(index)):
         return point(index)
-    return interpret(index, Algebra[Interval](
+    return interpret(index, Algebra(
         constant=point,
         variable=lambda var: ranges.get(var, point(var)),
         add=_add,

@@ -282,7 +282,8 @@ def _rewritten(stmt: Stmt, visit: Callable[[Stmt], Stmt | None]) -> Walk[Stmt]:
             stmts.append((yield _rewritten(s, visit)))
         fresh = block(*stmts)
     elif isinstance(stmt, (For, Alloc, Let, While)):
-        fresh = replace(stmt, body=(yield _rewritten(stmt.body, visit)))
+        body = yield _rewritten(stmt.body, visit)
+        fresh = stmt if body is stmt.body else replace(stmt, body=body)
     elif isinstance(stmt, If):
         then = yield _rewritten(stmt.then, visit)
         orelse = None if stmt.orelse is None else (yield _rewritten(stmt.orelse, visit))

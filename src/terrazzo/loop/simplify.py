@@ -213,7 +213,7 @@ def _replace_bounds(stmt: Stmt, full: dict[Min, Index]) -> Stmt:
         result = minimum(a, b)
         return full.get(result, result) if isinstance(result, Min) else result
 
-    algebra = Algebra[Index](
+    algebra = Algebra(
         constant=lambda number: number, variable=lambda var: var,
         add=lambda a, b: a + b, multiply=lambda a, b: a * b,
         floordiv=lambda a, b: a // b, mod=lambda a, b: a % b,

@@ -93,7 +93,7 @@ class Artifact:
 
 def index_data(index: Index) -> Any:
     """An index expression as plain data: integers, names and lists."""
-    return interpret(index, Algebra[Any](
+    return interpret(index, Algebra(
         constant=int, variable=lambda v: v.name,
         add=lambda a, b: ["+", a, b], multiply=lambda a, b: ["*", a, b],
         floordiv=lambda a, b: ["//", a, b], mod=lambda a, b: ["%", a, b],

@@ -87,7 +87,7 @@ def index_algebra(b: Builder, whole: Index, variable: Callable[[Var], Val]) -> A
         rest = b.srem(x, y)
         return b.select(b.icmp("slt", rest, 0), b.add(rest, y), rest)
 
-    return Algebra[Val](
+    return Algebra(
         constant=lambda n: const("i64", n),
         variable=variable,
         add=lambda x, y: b.add(*lift(x, y)),
