@@ -28,7 +28,6 @@ from terrazzo.calls.arguments import (
     with_numbers,
 )
 from terrazzo.calls.family import Family, Table, traced
-from terrazzo.calls.placed import Placed
 from terrazzo.chips.registry import names as chip_names
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.applying import apply
@@ -39,6 +38,7 @@ from terrazzo.knobs import Settings, knobs
 from terrazzo.runtime import fastcall
 
 if TYPE_CHECKING:
+    from terrazzo.calls.placed import Placed
     from terrazzo.runtime.artifact import Over
 
 _lock = threading.RLock()
@@ -225,6 +225,8 @@ class Compiled:
 
     def on(self, chip: str) -> Placed:
         """This function on a chip by its name, wherever the data is."""
+        from terrazzo.calls.placed import Placed
+
         return Placed(self, chip)
 
     # ------------------------------------------------------------ as a Python object

@@ -180,7 +180,7 @@ class _Composer:
             if argument.kind == "slot":
                 return slots[argument.number].at(argument.offset)
             if argument.kind == "constant":
-                return replace(argument, number=argument.number + first)
+                return argument._replace(number=argument.number + first)
             return argument.at(top)
 
         named: dict[Function, Function] = {}

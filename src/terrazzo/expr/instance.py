@@ -8,7 +8,7 @@ range that depends on a loop further in) does a loop run over too much, behind a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from terrazzo.base.scalar import FromIndex, Reduce, Scalar, call, rewrite, substitute_indices
 from terrazzo.dtypes import int64
@@ -32,8 +32,7 @@ from terrazzo.index import (
 from terrazzo.loop.bounds import Interval, clip, interval_of, length
 
 
-@dataclass(frozen=True)
-class Root:
+class Root(NamedTuple):
     """An axis of the stage here: its variable, its range, and a size that surely holds it.
 
     The loop over an axis counts from `lo`; where a region begins at a varying place, from 0.
@@ -46,8 +45,7 @@ class Root:
     from_zero: bool = False
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(NamedTuple):
     """A condition `lo <= value < hi` on an iteration that may be too much."""
 
     leaves: frozenset[str]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from terrazzo.base.scalar import Scalar, call
 from terrazzo.base.shapes import num_elements
@@ -15,8 +15,7 @@ from terrazzo.index import Index, ceildiv
 from terrazzo.loop.ir import Buffer
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One coordinate of storage: `offset // divisor % size` of a dimension's offset."""
 
     dimension: int
@@ -89,9 +88,9 @@ def storage_parts(stage: Stage, sizes: Sequence[Index]) -> tuple[Part, ...]:
             parts[axis] = part
             return
         piece = step.piece(part.size)
-        take_apart(step.outer, replace(part, divisor=part.divisor * piece,
-                                       size=ceildiv(part.size, piece)))
-        take_apart(step.inner, replace(part, size=piece, outermost=False))
+        take_apart(step.outer, part._replace(divisor=part.divisor * piece,
+                                            size=ceildiv(part.size, piece)))
+        take_apart(step.inner, part._replace(size=piece, outermost=False))
 
     for dim, (axis, size) in enumerate(zip(stage.nest.data, sizes, strict=True)):
         take_apart(axis, Part(dim, 1, size))

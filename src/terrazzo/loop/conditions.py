@@ -8,7 +8,8 @@ the loop. Concatenation, padding and triangles are made of such conditions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from terrazzo.base.scalar import Call, Const, FromIndex, Load, Scalar, children, walk
 from terrazzo.base.scalar import rewrite as rewrite_scalar
@@ -70,8 +71,7 @@ def _cut(loop: For, pieces: int) -> Stmt:
                     _cut(_between(second, at.place, loop.hi), pieces // 2))
 
 
-@dataclass(frozen=True)
-class _Cut:
+class _Cut(NamedTuple):
     """Where along a loop a comparison changes, and whether it holds before that."""
 
     place: Index

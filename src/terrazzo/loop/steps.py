@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from terrazzo.index import Index, Var
 from terrazzo.loop.ir import Function
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """Where a kernel's argument comes from: a slot of the caller, a constant, or the arena."""
 
     kind: str  # slot | constant | arena
@@ -20,7 +19,7 @@ class Argument:
 
     def at(self, offset: Index) -> Argument:
         """The place so many bytes further on."""
-        return replace(self, offset=self.offset + offset)
+        return self._replace(offset=self.offset + offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +31,7 @@ class Call:
     name: str  # of this call, for the profiler
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """A truth value in memory: an integer of so many bytes that is not 0."""
 
     place: Argument

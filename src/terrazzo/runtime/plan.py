@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from terrazzo.base.shapes import num_elements
 from terrazzo.graph.fusion import Fused, Group
@@ -19,8 +20,7 @@ ALIGN = 64  # a cache line, and the widest vector
 STRETCH = 32  # steps that are looked at together for values that live at the same time
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A value's memory: a caller's buffer (input, output, constant number n) or arena bytes."""
 
     kind: str  # input | output | constant | arena
@@ -80,7 +80,7 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
             if taken is not None:
                 first = owner.get(taken, taken)
                 owner[value] = first
-                spans[first] = replace(spans[first], last=spans[value].last)
+                spans[first] = spans[first]._replace(last=spans[value].last)
                 dying = [(buffer, source) for buffer, source in dying if source is not taken]
     regions: dict[Index, dict[Value, _Span]] = {}
     for group in fused.groups:
@@ -90,7 +90,7 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
             size = byte_size(value)
             factor = _content(size)
             unit = size // factor if factor else 1
-            regions.setdefault(unit, {})[value] = replace(spans[value], size=factor)
+            regions.setdefault(unit, {})[value] = spans[value]._replace(size=factor)
     total: Index = 0
     for unit, members in regions.items():
         offsets, size = _offsets(members)
@@ -104,8 +104,7 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
     return MemoryPlan(places, total)
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """The steps during which a value is needed, and its size in units."""
 
     first: int

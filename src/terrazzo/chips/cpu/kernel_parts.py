@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from terrazzo.base.scalar import Axis, Load, Reduce, Scalar, rewrite, substitute_indices
 from terrazzo.chips.spec import ChipSpec
@@ -13,8 +13,7 @@ from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, maximum
 from terrazzo.loop.ir import Buffer, For, Let, Stmt
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a matrix lies: element (i, j) of it is at `at + i*outer + j*inner`."""
 
     buffer: Buffer

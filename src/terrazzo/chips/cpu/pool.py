@@ -37,10 +37,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from types import MappingProxyType
+from typing import NamedTuple
 
 from terrazzo.chips.cpu.description import host, usable_cores
 from terrazzo.chips.cpu.llvm import jit
@@ -154,8 +154,7 @@ def _object_code() -> bytes:
     return code
 
 
-@dataclass(frozen=True)
-class System:
+class System(NamedTuple):
     """What the pool needs of a processor and an operating system, as LLVM IR."""
 
     pause: str

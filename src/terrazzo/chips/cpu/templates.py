@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import bfloat16
@@ -15,8 +14,7 @@ from terrazzo.loop.ir import Function
 _WHOLE = frozenset({"scaled_dot_product_attention"})
 
 
-@dataclass(frozen=True)
-class _Template:
+class _Template(NamedTuple):
     """A function that answers with a kernel, or with None for a program that is something else.
 
     Its module is imported for programs that may be its own: a model of products alone is compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from terrazzo.expr.ir import Tensor
 from terrazzo.graph.fusion.groups import Group
@@ -76,8 +76,7 @@ class Placed:
         return tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Stage:
+class Stage(NamedTuple):
     """A value that is stored, or kept in a loop, with all that was composed into it."""
 
     tensor: Tensor

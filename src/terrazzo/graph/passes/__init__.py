@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from terrazzo.graph.ir import Graph, Node
 from terrazzo.graph.passes.algebra import RULES, algebra
@@ -39,8 +40,7 @@ class Guide:
     """Which composite operators the chip runs whole."""
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
+class Step(NamedTuple):
     """A pass in a list: its name for people, and what it does with a graph, a guide and a log."""
 
     name: str

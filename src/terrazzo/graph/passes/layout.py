@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,8 +83,7 @@ def _axes_moved(node: Node) -> tuple[int, ...] | None:
 
 
 # ---------------------------------------------------------------- operators with two layouts
-@dataclass(frozen=True)
-class Mover:
+class Mover(NamedTuple):
     """How some operators are computed channels last.
 
     `attrs` gives the attributes in the other layout, or None for a node that has no such form.

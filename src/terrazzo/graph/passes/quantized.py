@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -294,8 +294,7 @@ def _is_requantising(value: Value) -> bool:
         for v in node.inputs)
 
 
-@dataclass(frozen=True, eq=False)
-class Rewrite:
+class Rewrite(NamedTuple):
     """A named rewrite of the nodes of some operators."""
 
     name: str

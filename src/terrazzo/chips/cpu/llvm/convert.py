@@ -9,7 +9,7 @@ else nan (e4m3fn, the fnuz types), else the largest number (e2m1fn), as in ml_dt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from terrazzo.chips.cpu.llvm.builder import Builder, Val
 
@@ -19,8 +19,7 @@ _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 
 
-@dataclass(frozen=True, slots=True)
-class _Small:
+class _Small(NamedTuple):
     """How a small float type is laid out."""
 
     bits: int

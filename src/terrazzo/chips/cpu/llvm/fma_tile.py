@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from terrazzo.chips.cpu.llvm.builder import Builder, Module, Val, const, vec
 from terrazzo.chips.cpu.llvm.sum_blocks import SUM_STEPS, in_blocks
@@ -100,8 +100,7 @@ def emit_rows(emitter: LoopEmitter, tile: Tile, scope: Scope, shape: Fma) -> boo
     return True
 
 
-@dataclass(frozen=True)
-class _FmaRows:
+class _FmaRows(NamedTuple):
     """Whole tiles, then one tile for each bit of the number of rows left: few shapes."""
 
     shape: Fma

@@ -10,8 +10,7 @@ callers compute in f32 (see `convert`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from terrazzo.base.scalar_table import INSTRUCTIONS, OPS
 from terrazzo.chips.cpu.llvm.builder import Builder, Val
@@ -29,8 +28,7 @@ __all__ = ["FUNCTIONS", "OF_THE_LIBRARY", "Function", "emit", "routine"]
 Emitter = Callable[..., Val]
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(NamedTuple):
     """How one function is written for each element type."""
 
     arity: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PIECES = 16
 _DEGREE = 6
@@ -21,8 +21,7 @@ _DEGREE = 6
 _FIRST_INDEX = (0x3F800000 >> 21) % PIECES
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """Anchors and coefficients, each a row of 16 entries in the order of the index bits."""
 
     scale: float
