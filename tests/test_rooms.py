@@ -54,9 +54,9 @@ ROOMS: dict[str, set[str]] = {
                      "torch"},
     "tools": {"base", "loop", "expr", "ops", "graph", "chips", "runtime", "compiler",
               "frontends.onnx.session", "calls", "torch"},
-    "top": {"base", "ops", "graph", "chips", "runtime", "frontends.onnx.session", "calls",
-            "tools"},
-    "tools.cli": {"base", "loop", "graph", "chips", "runtime", "compiler",
+    "top": {"base", "ops", "graph", "chips", "chips.gcu", "runtime", "frontends.onnx.session",
+            "calls", "tools"},
+    "tools.cli": {"base", "loop", "graph", "chips", "chips.gcu", "runtime", "compiler",
                   "frontends.onnx.session", "triton_cpu", "calls", "tools", "top"},
 }
 # The tables that name what stands above them, to load it when it is asked for: what low rooms ask

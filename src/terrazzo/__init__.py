@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from terrazzo.public import *  # noqa: F403
 
 
-_MODULES = ("errors", "ort", "te")  # which are there to be used: tz.te, tz.errors.ShapeError
+_MODULES = ("errors", "gcu", "ort", "te")  # which are there to be used: tz.te, tz.errors.ShapeError
 
 
 def _load() -> dict[str, Any]:

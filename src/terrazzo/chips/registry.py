@@ -13,7 +13,8 @@ from terrazzo.knobs import Settings, knobs
 DEFAULT = "cpu"
 _GROUP = "terrazzo.chips"  # entry points: a name and "module:class"
 _BUILT_IN = {"cpu": "terrazzo.chips.cpu.chip:Cpu", "cuda": "terrazzo.chips.cuda.chip:Cuda",
-             "gcu": "terrazzo.chips.gcu.chip:Gcu"}
+             "gcu": "terrazzo.chips.gcu.chip:described"}
+_DESCRIBED = "terrazzo.chips.gcu.description"  # chips that are files of the user's
 _registered: dict[str, Chip] = {}
 _loaded: dict[str, Chip] = {}
 
@@ -32,6 +33,8 @@ def _places() -> dict[str, str]:
     from importlib.metadata import entry_points  # 8 ms, and the CPU needs none of it
 
     found = {point.name: point.value for point in entry_points(group=_GROUP)}
+    if knobs.chip_files:
+        found |= dict.fromkeys(import_module(_DESCRIBED).files(), _BUILT_IN["gcu"])
     return {**found, **_BUILT_IN}
 
 
@@ -45,7 +48,8 @@ def chip_named(name: str) -> Chip:
                 f"there is no chip {name!r}", hint=f"there are {', '.join(names())}; others come "
                 "with a package that names them, or by terrazzo.chips.register")
         module, _, attribute = place.partition(":")
-        known = _loaded[name] = getattr(import_module(module), attribute)()
+        made = getattr(import_module(module), attribute)
+        known = _loaded[name] = made(name) if place == _BUILT_IN["gcu"] else made()
     return known
 
 

@@ -26,6 +26,7 @@ from terrazzo.graph.ir import OPERATORS, Operator, operator_named
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import default_cache
 from terrazzo.tools import samples
+from terrazzo.tools.cli import gcu as cli_gcu
 from terrazzo.tools.cli import models as cli_models
 from terrazzo.tools.cli import triton as cli_triton
 from terrazzo.tools.cli.screen import wide_console
@@ -35,6 +36,8 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 cache_app = typer.Typer(help="The compile cache on disk.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
+app.add_typer(cli_gcu.app, name="gcu")
+app.add_typer(cli_gcu.chip_app, name="chip")
 console = wide_console()
 
 Target = Annotated[str, typer.Argument(
