@@ -1,4 +1,5 @@
 /* Kernels for the tests of the runtime library, in the form that images hold. */
+#define _GNU_SOURCE
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -135,6 +136,18 @@ void sine(const int64_t *arguments, const int64_t *grid, int64_t threads, int64_
 void count_up(const int64_t *arguments, const int64_t *grid, int64_t threads, int64_t *counters) {
   (void)grid, (void)threads, (void)counters;
   *(int64_t *)arguments[0] = ++variable;
+}
+
+/* A plan of one kernel: which thread of the host ran the task of each unit */
+static void thread_one(void *context, int64_t task) {
+  int64_t *target = context;
+  target[task] = gettid();
+  usleep(100);
+}
+
+void threads(const int64_t *slots, void *arena, int64_t units, int64_t *clock) {
+  (void)arena, (void)clock;
+  tz_parallel_for(thread_one, (void *)slots[0], units, units);
 }
 
 /* A plan of three kernels: the first is called twice, the second once, the third never. */

@@ -42,6 +42,7 @@ FUNCTIONS = (
     ImageFunction("sine", "sine", "p"),
     ImageFunction("count_up", "count_up", "p"),
     ImageFunction("greedy", "mark", "p", scratchpad=1 << 40),
+    ImageFunction("threads", "threads", "p", ("all",), is_plan=True),
     ImageFunction("plan", "plan", "pci", ("twice", "once", "never"), is_plan=True),
 )
 

@@ -282,6 +282,18 @@ def test_plans_are_timed_by_their_calls(kit: Kit) -> None:
         check(kit.lib.gcuFree(address))
 
 
+def test_plans_run_on_the_threads_of_the_host_and_not_on_one_for_each_unit(kit: Kit) -> None:
+    units = kit.chip.units
+    target = kit.zeros(units)
+    for threads in (1, 2):
+        check(kit.lib.gcuSetHostThreads(threads))
+        check(kit.lib.gcuLaunchPlan(kit.function("threads"), words(target), 1, None, None))
+        ran = kit.get(target, np.int64, units)
+        assert ran.all() and 1 <= len(set(ran)) <= threads
+    check(kit.lib.gcuSetHostThreads(0))
+    check(kit.lib.gcuFree(target))
+
+
 def test_what_was_run_is_recorded(kit: Kit) -> None:
     stream, slots = kit.stream(), kit.zeros(57)
     pinned = kit.made(kit.lib.gcuHostAlloc, 456)

@@ -79,7 +79,7 @@ static Function *take_function(Reader *reader) {
   bool sound = function->name && function->symbol && function->kinds && kind <= 1 &&
                scratchpad <= INT64_MAX && take_calls(reader, function) &&
                (kind == 1 || function->call_count == 1) &&
-               strspn(function->kinds, "phifc") == strlen(function->kinds);
+               strspn(function->kinds, kind ? "phifc" : "phif") == strlen(function->kinds);
   if (!sound) {
     destroy_function(&function->object);
     return NULL;

@@ -142,6 +142,7 @@ void catch_faults(void);
 const char *fault_text(int signal, const void *address, char *text, size_t room);
 
 /* ---- pool.c: the threads that kernels run on */
+void divide_by_units(bool yes);       /* this thread runs a plan: it asks for units, not threads */
 void tz_parallel_for(void (*function)(void *, int64_t), void *context, int64_t count,
                      int64_t most_threads);
 

@@ -52,6 +52,7 @@ static bool ran_well(Launch *launch, Stream *stream, int64_t *counters) {
   Guard guard;
   if (!sigsetjmp(guard.jump, 0)) {
     enter(&guard);
+    divide_by_units(launch->function->is_plan);
     call_entry(launch, counters);
     leave(&guard);
     return true;

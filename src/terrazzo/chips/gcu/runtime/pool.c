@@ -33,6 +33,9 @@ static Job *jobs;
 static _Atomic uint64_t posted;       /* jobs since the library was loaded */
 static int workers, sleepers;
 static _Thread_local bool inside;
+static _Thread_local bool asks_for_units;
+
+void divide_by_units(bool yes) { asks_for_units = yes; }
 
 static void run_chunks(Job *job) {
   Guard guard;
@@ -128,8 +131,10 @@ static void finish(Job *job) {
 void tz_parallel_for(void (*function)(void *, int64_t), void *context, int64_t count,
                      int64_t most_threads) {
   int64_t usual = atomic_load_explicit(&host_threads, memory_order_relaxed);
-  /* More than usual are asked for by kernels whose programs wait for each other. */
+  /* More than usual are asked for by kernels whose programs wait for each other; plans only divide
+     their work by the units of the chip. */
   int64_t threads = most_threads > 0 ? most_threads : usual;
+  if (asks_for_units && threads > usual) threads = usual;
   if (count < threads) threads = count;
   if (inside || threads < 2) {
     for (int64_t chunk = 0; chunk < count; chunk++) function(context, chunk);
