@@ -100,6 +100,13 @@ class Settings:
     chip_files: str = _knob(
         "", "folders and files with descriptions of virtual chips, joined as in PATH"
     )
+    torch_device: str = _knob(
+        "auto", "described chip that PyTorch has as its device; off: none; auto: gcu, unless there "
+        "is another accelerator",
+    )
+    gcu_fallback: str = _knob(
+        "cpu", "what operators do that have no code for that device", choices=("cpu", "error"),
+    )
     cuda_simulate: bool = _knob(
         False, "run the kernels of the chip cuda on this machine's CPU, by terrazzo's Triton",
         shapes_code=True,

@@ -1,0 +1,28 @@
+"""The device of PyTorch for tests: registered once in a process, its native part built once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="session")
+def device() -> ModuleType:
+    """`torch.gcu`."""
+    from terrazzo.torch_device import register
+
+    made = register()
+    made.init()
+    return made
+
+
+@pytest.fixture
+def counted(device: ModuleType) -> Iterator[ModuleType]:
+    """The same with calls that ran on the CPU counted from zero, and seeds as ever."""
+    device.reset_fallbacks()
+    torch.manual_seed(0)
+    yield device

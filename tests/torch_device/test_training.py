@@ -1,0 +1,137 @@
+"""Gradients, autocast and training on the device equal those of the CPU."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device")]
+nn, F = torch.nn, torch.nn.functional
+
+
+class ConvNet(nn.Module):
+    """Two convolutions with batch norm, pools, linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Linear(16 * 4 * 4, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.features(x).flatten(1))
+
+
+def batches(count: int) -> list[tuple[Any, Any]]:
+    made = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 1, 16, 16, generator=made),
+             torch.randint(0, 10, (8,), generator=made)) for _ in range(count)]
+
+
+def trained(where: str, optimizer: Any, steps: int = 3, autocast: Any = None) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = ConvNet().to(where)
+    opt, losses = optimizer(model.parameters()), []
+    for x, y in batches(steps):
+        with torch.autocast(where, dtype=autocast, enabled=autocast is not None):
+            loss = F.cross_entropy(model(x.to(where)), y.to(where))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    return losses, {k: v.cpu() for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("optimizer", [
+    lambda p: torch.optim.Adam(p), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.AdamW(p, foreach=False)], ids=["adam", "sgd", "adamw"])
+def test_the_conv_net_learns_as_on_the_cpu(optimizer: Any) -> None:
+    losses, state = trained("gcu", optimizer)
+    expected, wanted = trained("cpu", optimizer)
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state, wanted, rtol=1e-3, atol=2e-4)
+
+
+def test_the_conv_net_with_autocast() -> None:
+    losses, _ = trained("gcu", torch.optim.Adam, autocast=torch.bfloat16)
+    expected, _ = trained("cpu", torch.optim.Adam)
+    torch.testing.assert_close(losses, expected, rtol=3e-2, atol=3e-2)
+
+
+def test_gradients_of_gradients() -> None:
+    def second(where: str) -> Any:
+        x = torch.linspace(-2, 2, 9, device=where, requires_grad=True)
+        (first,) = torch.autograd.grad((x.tanh() * x).sum(), x, create_graph=True)
+        (found,) = torch.autograd.grad(first.pow(2).sum(), x)
+        return found.cpu()
+
+    torch.testing.assert_close(second("gcu"), second("cpu"))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True),
+    lambda: nn.LSTM(16, 8, batch_first=True), lambda: nn.GRU(16, 8, batch_first=True),
+    lambda: nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Softmax(-1)),
+    lambda: nn.MultiheadAttention(16, 4, batch_first=True),
+    lambda: nn.ConvTranspose1d(5, 3, 3), lambda: nn.GroupNorm(5, 5)],
+    ids=["transformer", "lstm", "gru", "mlp", "attention", "transposed", "groups"])
+def test_layers(make: Any) -> None:
+    def run(where: str) -> tuple[Any, Any]:
+        torch.manual_seed(3)
+        layer = make().to(where)
+        x = torch.randn(2, 5, 16).to(where).requires_grad_()
+        y = layer(x, x, x)[0] if isinstance(layer, nn.MultiheadAttention) else layer(x)
+        y = y[0] if isinstance(y, tuple) else y
+        (y * y).sum().backward()
+        return y.detach().cpu(), [x.grad.cpu(), *(p.grad.cpu() for p in layer.parameters())]
+
+    torch.testing.assert_close(run("gcu"), run("cpu"), rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- autocast
+def test_autocast_chooses_types() -> None:
+    x = torch.randn(4, 4, device="gcu")
+    with torch.autocast("gcu"):
+        assert torch.get_autocast_dtype("gcu") is torch.bfloat16
+        assert (x @ x).dtype is torch.bfloat16
+        assert F.conv1d(x[None], x[:, :, None]).dtype is torch.bfloat16
+        assert F.softmax((x @ x), -1).dtype is torch.float32
+        assert torch.cat([x, x.bfloat16()]).dtype is torch.float32
+        assert torch.exp(x.bfloat16()).dtype is torch.float32
+        with torch.autocast("gcu", enabled=False):
+            assert (x @ x).dtype is torch.float32
+    with torch.autocast("gcu", dtype=torch.float16):
+        assert (x @ x).dtype is torch.float16
+    scaler = torch.amp.GradScaler("gcu")
+    weight = torch.ones(3, device="gcu", requires_grad=True)
+    opt = torch.optim.SGD([weight], lr=0.5)
+    scaler.scale((weight * 2).sum()).backward()
+    scaler.step(opt)
+    scaler.update()
+    assert weight.tolist() == [0.0, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------- counted
+def test_fallbacks_are_counted(counted: ModuleType) -> None:
+    assert counted.fallbacks() == {}
+    torch.linalg.svdvals(torch.eye(3, device="gcu"))
+    torch.linalg.svdvals(torch.eye(3, device="gcu"))
+    assert any(name.startswith("aten::") and "svd" in name and n >= 2
+               for name, n in counted.fallbacks().items())
+    counted.reset_fallbacks()
+    assert counted.fallbacks() == {}
+
+
+def test_deterministic_mode() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        x = torch.randn(20, device="gcu")
+        index = torch.arange(20, device="gcu") % 3
+        once, again = (torch.zeros(3, device="gcu").index_add(0, index, x) for _ in range(2))
+        assert torch.equal(once.cpu(), again.cpu())
+    finally:
+        torch.use_deterministic_algorithms(False)
