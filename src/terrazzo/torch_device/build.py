@@ -23,12 +23,11 @@ from types import ModuleType
 
 import torch
 
-import terrazzo
+from terrazzo.chips.gcu.build import SOURCES as HEADERS
 from terrazzo.errors import CompileError, MissingDependency
 from terrazzo.knobs import knobs
 
 SOURCES = Path(__file__).parent / "native"
-HEADERS = Path(terrazzo.__file__).parent / "chips" / "gcu" / "runtime"
 UNITS = ("operators", "device", "memory")  # the longest first: they are compiled side by side
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=_gcu")
 _state: dict[str, ModuleType] = {}
