@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Any
 
-from terrazzo.chips.gcu import library
 from terrazzo.chips.gcu.description import Description, find
+from terrazzo.chips.gcu.device import devices
 
 
 @cache
@@ -19,6 +18,4 @@ def description() -> Description:
 @cache
 def runtime() -> Any:
     """The runtime library, told of the chip."""
-    loaded = library.library()
-    library.check(loaded.gcuConfigure(ctypes.byref(description().c_struct())))
-    return loaded
+    return devices(description()).library

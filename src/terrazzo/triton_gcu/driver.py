@@ -18,7 +18,12 @@ from terrazzo.chips.gcu.library import check
 from terrazzo.knobs import knobs
 from terrazzo.triton_gcu.chip import description, runtime
 from terrazzo.triton_gcu.launch import LoadedKernel, make_launcher
-from terrazzo.triton_gcu.streams import current_device, current_stream, torch_module
+from terrazzo.triton_gcu.streams import (
+    current_device,
+    current_stream,
+    in_use_by_torch,
+    torch_module,
+)
 
 # What is added to the number of a device under the sanitizer, for Triton keeps compiled kernels by
 # that number.
@@ -132,7 +137,7 @@ class GCUDriver(triton_driver.DriverBase):
         return torch.device(description().name, current_device())
 
     def get_device_interface(self) -> Any:
-        return torch_module() or DeviceInterface
+        return torch_module() if in_use_by_torch() else DeviceInterface
 
     def get_benchmarker(self) -> Any:
         return modelled_bench

@@ -20,6 +20,12 @@ def torch_module() -> Any:
     return getattr(sys.modules.get("torch"), description().name, None)
 
 
+def in_use_by_torch() -> bool:
+    """Whether torch has used the device in this process: then it says what stream is current."""
+    torch = torch_module()
+    return torch is not None and bool(torch.is_initialized())
+
+
 def current_device() -> int:
     """The device that this thread works with."""
     number = ctypes.c_int()
@@ -32,8 +38,7 @@ def current_stream() -> int:
     aside: int | None = getattr(_thread, "aside", None)
     if aside is not None:
         return aside
-    torch = torch_module()
-    return 0 if torch is None else int(torch.current_stream().stream_id)
+    return int(torch_module().current_stream().stream_id) if in_use_by_torch() else 0
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from terrazzo.loop.ir import (
     Function,
     If,
     Let,
+    Pause,
     Stmt,
     Store,
     While,
@@ -110,7 +111,7 @@ def _count(body: Stmt, chip: Description, known: frozenset[Var], tasks: list[_Ta
     """All counts, by the statement in whose body they are written; (0, 0) is the function."""
     loops = frozenset(id(task.loop) for task in tasks)
     once = _run_once(body, loops).union(*(_run_once(t.loop.body, loops) for t in tasks))
-    places = Places(loops, once)
+    places = Places(loops, once, _waiting(body))
     whole = work(body, chip, places)
     for task in tasks:
         walk_of = _traffic(task.loop.body, chip, places)
@@ -120,6 +121,12 @@ def _count(body: Stmt, chip: Description, known: frozenset[Var], tasks: list[_Ta
     whole.include(_traffic(body, chip, places, loops).count(body, known))
     places.inside[0, 0] = whole
     return places
+
+
+def _waiting(body: Stmt) -> frozenset[int]:
+    """Loops in which programs wait for others, and all in them: their turns are the host's."""
+    return frozenset(id(inner) for stmt in walk(body) if isinstance(stmt, While)
+                     and any(isinstance(s, Pause) for s in walk(stmt)) for inner in walk(stmt))
 
 
 def _run_once(stmt: Stmt, tasks: frozenset[int]) -> frozenset[int]:

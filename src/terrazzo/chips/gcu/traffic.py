@@ -202,7 +202,8 @@ class Traffic:
             return (yield self._parts(stmt, depth, known))
         if holds(room):
             return once.tally
-        outer, self.places = self.places, Places(self.places.tasks, self.places.once)
+        outer, self.places = self.places, Places(
+            self.places.tasks, self.places.once, self.places.waiting)
         parts = yield self._parts(stmt, depth, known)
         inner, self.places = self.places, outer
         if not inner.inside and parts.terms == once.tally.terms:

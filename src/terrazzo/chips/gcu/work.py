@@ -65,11 +65,12 @@ class Places:
 
     tasks: frozenset[int] = frozenset()  # loops whose iterations are apart from what is around
     once: frozenset[int] = frozenset()  # statements that run once a task: no loop is around them
+    waiting: frozenset[int] = frozenset()  # in loops that wait: who knows for how many turns
     inside: dict[tuple[int, int], Tally] = field(default_factory=dict)
 
     def add(self, stmt: Stmt, tally: Tally, branch: int = 0) -> None:
         """Count in the body of a statement, or in one of its branches."""
-        if tally.terms:
+        if tally.terms and id(stmt) not in self.waiting:
             self.inside.setdefault((id(stmt), branch), Tally()).include(tally)
 
     def leave(self, stmt: Stmt, tally: Tally) -> Tally:
