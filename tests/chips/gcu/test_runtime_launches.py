@@ -340,3 +340,9 @@ def test_long_traces_are_read_in_parts(kit: Kit) -> None:
         seen += [record.correlation for record in held[:count.value]]
     assert len(seen) == 700 and seen == sorted(set(seen))
     check(kit.lib.gcuFree(slot))
+
+
+def test_grids_of_many_waves(kit: Kit) -> None:
+    """More counters than a stream keeps, and then few again."""
+    for count in (48 * 4000, 48, 48 * 5000):
+        assert (marks(kit, count, "gcuLaunchKernel") == 1).all()

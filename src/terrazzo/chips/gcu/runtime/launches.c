@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MOST_KEPT ((size_t)1 << 17)   /* counters of a stream from launch to launch: 1 MiB */
+
 typedef void Kernel(const int64_t *arguments, const int64_t *grid, int64_t threads,
                     int64_t *counters);
 typedef void Plan(const int64_t *slots, void *arena, int64_t threads, int64_t *clock);
@@ -22,7 +24,7 @@ typedef struct Launch {
 
 /* ---------------------------------------------------------------- running */
 
-/* So many zeros, which the stream keeps. */
+/* So many zeros, which the stream keeps for its next launch. */
 static int64_t *zeroed_counters(Stream *stream, size_t count) {
   if (count > stream->counters_room) {
     free(stream->counters);
@@ -31,8 +33,14 @@ static int64_t *zeroed_counters(Stream *stream, size_t count) {
     if (stream->counters) stream->counters_room = count;
     return stream->counters;
   }
-  memset(stream->counters, 0, count * sizeof *stream->counters);
+  if (count) memset(stream->counters, 0, count * sizeof *stream->counters);
   return stream->counters;
+}
+
+static void keep_few_counters(Stream *stream) {
+  if (stream->counters_room <= MOST_KEPT) return;
+  free(stream->counters);
+  stream->counters = NULL, stream->counters_room = 0;
 }
 
 static void call_entry(Launch *launch, int64_t *counters) {
@@ -91,6 +99,7 @@ static void run_kernel(Operation *operation, Stream *stream) {
   record_call(launch, stream, launch->function->calls[0], cycles, counters, launch->programs,
               launch->at_once);
   advance(stream, cycles);
+  keep_few_counters(stream);
 }
 
 /* A kernel of a plan was called any number of times: what it counted is of all of them, and each
