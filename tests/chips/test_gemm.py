@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,10 @@ from terrazzo.ops.activation import gelu, relu
 from terrazzo.ops.contract import batch_matmul, linear, matmul
 from terrazzo.ops.reduce import in_shape
 from terrazzo.ops.shape import permute_dims
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from page_edges import PageEdges
 
 WIDTHS = [bits for bits in (256, 512) if bits <= host().vector_bits]
 M, N, K = Var("M"), Var("N"), Var("K")
@@ -105,6 +111,22 @@ def test_shapes_and_transposes(chip: ChipSpec, shape: tuple[int, int, int], tran
                                             transpose_y=transpose_y),
                   [a.shape for a in given], chip)
     check(run(kernel, given, (m, n)), x, y, product(x, y))
+
+
+@pytest.mark.parametrize("transpose_y", [False, True])
+@pytest.mark.parametrize("m", [1, 3, 8, 12, 40, 300])
+def test_asking_for_what_comes_next_changes_nothing(chip: ChipSpec, m: int, transpose_y: bool
+                                                    ) -> None:
+    """What tiles read ahead may lie behind the end of memory."""
+    x, y = numbers((m, 80)), numbers((80, 35), seed=1)
+    given = [x, np.ascontiguousarray(y.T) if transpose_y else y]
+    kernel = make(lambda a, b: batch_matmul(a, b, transpose_y=transpose_y),
+                  [a.shape for a in given], chip)
+    places = PageEdges()
+    at_edges = [places.copy(number, array) for number, array in enumerate(given)]
+    got = run(kernel, at_edges, (m, 35))
+    check(got, x, y, product(x, y))
+    assert np.array_equal(got, run(kernel, given, (m, 35)))
 
 
 @pytest.mark.parametrize("transpose_y", [False, True])
