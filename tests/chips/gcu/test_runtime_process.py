@@ -284,7 +284,7 @@ def test_building_says_what_it_does_on_a_terminal(
 def test_processes_that_build_at_once_build_it_once(kit: Kit, tmp_path: Path) -> None:
     """A compiler that counts how often it is called."""
     counter, compiler = tmp_path / "calls", tmp_path / "counting-cc"
-    compiler.write_text(f'#!/bin/sh\necho >> {counter}\nexec {build.compiler()[0]} -O0 "$@"\n')
+    compiler.write_text(f'#!/bin/sh\necho >> {counter}\nexec {build.compiler()[0]} "$@" -O0\n')
     compiler.chmod(0o755)
     text = "Kit(); print(library()._name)"
     environment = {**os.environ, "CC": str(compiler), "TZ_CACHE_DIR": str(tmp_path / "cache")}
@@ -292,5 +292,10 @@ def test_processes_that_build_at_once_build_it_once(kit: Kit, tmp_path: Path) ->
                                 stdout=subprocess.PIPE, env=environment) for _ in range(3)]
     paths = {process.communicate(timeout=120)[0].strip() for process in running}
     assert all(process.returncode == 0 for process in running)
-    assert len(paths) == 1 and Path(paths.pop()).is_file()
+    assert len(paths) == 1 and Path(*paths).is_file()
     assert len(counter.read_text().splitlines()) == 1
+    whole = Path(*paths).stat().st_size
+    Path(*paths).write_bytes(b"damaged")
+    again = subprocess.run([sys.executable, "-c", PRELUDE + text], env=environment, timeout=120)
+    assert again.returncode == 0 and Path(*paths).stat().st_size == whole
+    assert len(counter.read_text().splitlines()) == 2

@@ -156,7 +156,13 @@ def library_path() -> Path:
 @lru_cache(maxsize=1)
 def library() -> Any:
     """The library, loaded: its functions have the names of the header and give codes (`check`)."""
-    return bind(library_path())
+    path = library_path()
+    try:
+        return bind(path)
+    except OSError:  # the file was damaged: it is ours, and is made again
+        path.unlink(missing_ok=True)
+        built_library.cache_clear()
+        return bind(library_path())
 
 
 def bind(path: Path) -> Any:
