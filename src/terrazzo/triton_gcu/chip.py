@@ -1,4 +1,4 @@
-"""The chip that kernels are compiled for and run on: its description, and its library."""
+"""The chip that kernels are compiled for and run on: its description, and its devices."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ from functools import cache
 from typing import Any
 
 from terrazzo.chips.gcu.description import Description, find
-from terrazzo.chips.gcu.device import devices
+from terrazzo.chips.gcu.device import Devices, devices
+from terrazzo.knobs import knobs
 
 
 @cache
 def description() -> Description:
-    """The chip as it is described: one in a process, as the library is told of one."""
-    return find()
+    """The chip as it is described: one in a process, torch's where that has been named."""
+    named = knobs.torch_device
+    return find("gcu" if named in ("auto", "off") else named)
+
+
+@cache
+def chip_devices() -> Devices:
+    """The devices of the chip."""
+    return devices(description())
 
 
 @cache
 def runtime() -> Any:
     """The runtime library, told of the chip."""
-    return devices(description()).library
+    return chip_devices().library

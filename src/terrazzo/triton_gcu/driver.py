@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,12 +19,7 @@ from terrazzo.chips.gcu.library import check
 from terrazzo.knobs import knobs
 from terrazzo.triton_gcu.chip import description, runtime
 from terrazzo.triton_gcu.launch import LoadedKernel, make_launcher
-from terrazzo.triton_gcu.streams import (
-    current_device,
-    current_stream,
-    in_use_by_torch,
-    torch_module,
-)
+from terrazzo.triton_gcu.streams import current_device, current_stream
 
 # What is added to the number of a device under the sanitizer, for Triton keeps compiled kernels by
 # that number.
@@ -137,7 +133,9 @@ class GCUDriver(triton_driver.DriverBase):
         return torch.device(description().name, current_device())
 
     def get_device_interface(self) -> Any:
-        return torch_module() if in_use_by_torch() else DeviceInterface
+        """What torch has for the chip, once it has used it; else what benchmarks need of that."""
+        module = getattr(sys.modules.get("torch"), description().name, None)
+        return module if module is not None and module.is_initialized() else DeviceInterface
 
     def get_benchmarker(self) -> Any:
         return modelled_bench

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from terrazzo.chips.gcu.library import check
-from terrazzo.triton_gcu.chip import description, runtime
+from terrazzo.triton_gcu.chip import chip_devices, runtime
 
 _thread = threading.local()
-
-
-def torch_module() -> Any:
-    """What torch has for the chip (`torch.gcu`), if both are loaded in this process."""
-    return getattr(sys.modules.get("torch"), description().name, None)
-
-
-def in_use_by_torch() -> bool:
-    """Whether torch has used the device in this process: then it says what stream is current."""
-    torch = torch_module()
-    return torch is not None and bool(torch.is_initialized())
 
 
 def current_device() -> int:
@@ -38,7 +25,7 @@ def current_stream() -> int:
     aside: int | None = getattr(_thread, "aside", None)
     if aside is not None:
         return aside
-    return int(torch_module().current_stream().stream_id) if in_use_by_torch() else 0
+    return chip_devices().stream() or 0
 
 
 @contextmanager

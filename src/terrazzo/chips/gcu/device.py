@@ -48,10 +48,11 @@ class Devices:
         check(self.library.gcuConfigure(ctypes.byref(chip.c_struct())))
 
     def stream(self) -> int | None:
-        """The current stream: torch's, where this chip is its device; None is the default one."""
-        torch = sys.modules.get("torch")
-        module = getattr(torch, self.chip.name, None) if torch is not None else None
-        return None if module is None else module.current_stream_handle()
+        """The current stream: torch's, once it has used this chip; None is the default one."""
+        module = getattr(sys.modules.get("torch"), self.chip.name, None)
+        if module is None or not module.is_initialized():
+            return None
+        return module.current_stream_handle()
 
     def allocate(self, size: int) -> int:
         """Fresh memory of the current device."""
