@@ -39,7 +39,8 @@ static void run_on(int device, gcuFunction_t mark) {
   WANT(gcuSuccess, gcuMemsetAsync(memory, 0, sizeof numbers, stream));
   int64_t argument = (int64_t)(intptr_t)memory;
   WANT(gcuErrorInvalidGrid, gcuLaunchKernel(mark, 57, 1, 1, &argument, 1, stream));
-  if (strcmp(gcuGetLastErrorMessage(), "Invalid grid size 57 (must be <= 48 or multiple of 48)")) exit(3);
+  if (strcmp(gcuGetLastErrorMessage(), "Invalid grid size 57 (must be <= 48 or multiple of 48)"))
+    exit(3);
   WANT(gcuSuccess, gcuLaunchKernel(mark, PROGRAMS, 1, 1, &argument, 1, stream));
   WANT(gcuSuccess, gcuLaunchFolded(mark, 57, 1, 1, &argument, 1, stream));
   WANT(gcuSuccess, gcuMemcpyAsync(numbers, memory, sizeof numbers, gcuMemcpyDeviceToHost, stream));

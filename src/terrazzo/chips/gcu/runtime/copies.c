@@ -29,7 +29,7 @@ static int64_t per_cycle(size_t bytes, int64_t rate) {
   return rate > 0 ? (int64_t)((bytes + (size_t)rate - 1) / (size_t)rate) : 0;
 }
 
-/* To or from the host or another device: the link. Within a device: each byte is read and written. */
+/* To or from the host or another device: the link. Within one: each byte is read and written. */
 static int64_t copy_cycles(size_t size, bool over_the_link) {
   if (over_the_link) return chip.link_latency + per_cycle(size, chip.link_bytes_per_cycle);
   return chip.dma_latency + per_cycle(2 * size, chip.memory_bytes_per_cycle);

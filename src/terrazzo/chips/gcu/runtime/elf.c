@@ -169,7 +169,8 @@ static gcuError each_relocation(File *file, Code *code, Visit *visit) {
       Elf64_Rela one;
       Rule rule;
       memcpy(&one, file->bytes + table->sh_offset + at, sizeof one);
-      if (!rule_of(ELF64_R_TYPE(one.r_info), &rule)) return unsound("a relocation is of no known kind");
+      if (!rule_of(ELF64_R_TYPE(one.r_info), &rule))
+        return unsound("a relocation is of no known kind");
       if (one.r_offset > target->sh_size || target->sh_size - one.r_offset < (size_t)rule.bytes)
         return unsound("a relocation lies outside its section");
       size_t symbol = ELF64_R_SYM(one.r_info);
@@ -200,7 +201,8 @@ static gcuError note(File *file, Code *code, size_t section, const Elf64_Rela *o
   (void)code, (void)section;
   bool elsewhere = symbol->st_shndx == SHN_UNDEF;
   if (elsewhere && rule.target == NEAR)
-    return fail(gcuErrorInvalidImage, "the object code of an image expects %.100s to be near", name);
+    return fail(gcuErrorInvalidImage, "the object code of an image expects %.100s to be near",
+                name);
   if (elsewhere && !file->outside[number] && !(file->outside[number] = in_process(name)))
     return fail(gcuErrorInvalidImage, "the object code of an image needs %.100s, which nobody has",
                 name);
@@ -276,7 +278,8 @@ static gcuError relocate(File *file, Code *code, size_t section, const Elf64_Rel
   else if (rule.target == BY_STUB && file->stubs[number] != NOWHERE)
     target = (uintptr_t)code->start + file->stubs[number];
   uint64_t value = target + (uint64_t)one->r_addend - (rule.relative ? (uintptr_t)at : 0);
-  if (rule.bytes == 4 && (int64_t)value != (int32_t)value) return unsound("a relocation reaches too far");
+  if (rule.bytes == 4 && (int64_t)value != (int32_t)value)
+    return unsound("a relocation reaches too far");
   memcpy(at, &value, (size_t)rule.bytes);
   return gcuSuccess;
 }

@@ -45,7 +45,7 @@ static void hand_on(int signal, siginfo_t *info, void *context) {
 static void on_fault(int signal, siginfo_t *info, void *context) {
   /* A code of zero or less: somebody sent the signal. */
   if (innermost && info->si_code > 0) {
-    /* The handler is left by a jump. Another one that came before it may have blocked the signal. */
+    /* The handler is left by a jump, and one that came before it may have blocked the signal. */
     sigset_t blocked;
     sigemptyset(&blocked);
     sigaddset(&blocked, signal);

@@ -185,7 +185,11 @@ gcuError gcuEventElapsedTime(float *milliseconds, gcuEvent_t start, gcuEvent_t e
 gcuError gcuEventElapsedCycles(int64_t *cycles, gcuEvent_t start, gcuEvent_t end);
 
 /* ---- what was run, for profilers: kept while tracing is on */
-typedef enum gcuRecordKind { gcuRecordKernel = 0, gcuRecordCopy = 1, gcuRecordSet = 2 } gcuRecordKind;
+typedef enum gcuRecordKind {
+  gcuRecordKernel = 0,
+  gcuRecordCopy = 1,
+  gcuRecordSet = 2
+} gcuRecordKind;
 typedef struct gcuRecord {
   char name[128];
   int32_t kind, device;

@@ -46,7 +46,8 @@ void *open_handle(Kind kind, Object *object) {
   if (place != UINT32_MAX) {
     Slot *slot = &slots[place];
     slot->object = object, slot->kind = kind, slot->uses++;
-    handle = (uintptr_t)slot->uses << (PLACE_BITS + KIND_BITS) | (uintptr_t)place << KIND_BITS | kind;
+    handle = (uintptr_t)slot->uses << (PLACE_BITS + KIND_BITS) | (uintptr_t)place << KIND_BITS |
+             kind;
   }
   pthread_mutex_unlock(&lock);
   return (void *)handle;

@@ -11,7 +11,8 @@ typedef struct Reader { const unsigned char *bytes; size_t at, size; bool ended;
 
 uint64_t gcuImageChecksum(const void *bytes, size_t size) {
   uint64_t sum = 0xcbf29ce484222325u;
-  for (size_t at = 0; at < size; at++) sum = (sum ^ ((const unsigned char *)bytes)[at]) * 0x100000001b3u;
+  for (size_t at = 0; at < size; at++)
+    sum = (sum ^ ((const unsigned char *)bytes)[at]) * 0x100000001b3u;
   return sum;
 }
 

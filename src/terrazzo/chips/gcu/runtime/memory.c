@@ -11,7 +11,8 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SMALLEST_RANGE ((size_t)64 << 30)
 /* A page that nobody owns lies behind each block, so that kernels that run over its end are found
-   out. Each costs the system a mapping, of which a process has 65530: many blocks lie side by side. */
+   out. Each costs the system a mapping, of which a process has 65530: of many blocks the later ones
+   lie side by side. */
 #define MOST_GUARDED 12000
 
 static size_t round_up(size_t size, size_t multiple) {
@@ -81,7 +82,8 @@ static gcuError reserve(Memory *memory) {
     range = range / 2 > least ? range / 2 : least;
   }
   if (start == MAP_FAILED)
-    return fail(gcuErrorOutOfMemory, "the system has no %zu bytes of addresses for a device", least);
+    return fail(gcuErrorOutOfMemory, "the system has no %zu bytes of addresses for a device",
+                least);
   memory->range = range;
   memory->next = (uintptr_t)start;
   atomic_store_explicit(&memory->start, (uintptr_t)start, memory_order_release);
@@ -120,7 +122,7 @@ static bool commit(uintptr_t start, size_t size) {
 }
 
 static void decommit(const Block *block) {
-  /* Fresh pages over the old ones: they are gone for the system, and whoever touches them faults. */
+  /* Fresh pages over the old ones, which are gone for the system: whoever touches them faults. */
   mmap((void *)block->start, pages_of(block), PROT_NONE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
@@ -327,8 +329,9 @@ gcuError live_on(int device, const void *pointer, size_t size, const char *what)
                 pointer, place.device, device);
   if (place.live) return gcuSuccess;
   if (!place.block.size)
-    return fail(gcuErrorInvalidPointer, "%s %p: nothing is allocated there on device %d, or no more",
-                what, pointer, device);
+    return fail(gcuErrorInvalidPointer,
+                "%s %p: nothing is allocated there on device %d, or no more", what, pointer,
+                device);
   return fail(gcuErrorInvalidPointer,
               "%s %p: %zu bytes from byte %zu on run over the end of the %zu allocated at %p", what,
               pointer, size, (size_t)((uintptr_t)pointer - place.block.start), place.block.size,

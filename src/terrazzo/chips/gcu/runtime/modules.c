@@ -29,7 +29,8 @@ static gcuError open_functions(Module *module) {
   for (size_t place = 0; place < module->image.count; place++) {
     Function *function = module->image.functions[place];
     function->entry = symbol_address(module->code, function->symbol);
-    if (function->entry < (uintptr_t)module->code->start || function->entry >= module->code->constants)
+    if (function->entry < (uintptr_t)module->code->start ||
+        function->entry >= module->code->constants)
       return fail(gcuErrorInvalidImage, "the object code of an image defines no function %.100s",
                   function->symbol);
     function->code = module->code;

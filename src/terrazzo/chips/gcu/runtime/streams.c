@@ -35,7 +35,8 @@ bool start_thread(void *(*function)(void *), void *argument) {
   pthread_attr_setstacksize(&attributes, THREAD_STACK);
   /* Signals are for the threads of the program, but for what our own code does. */
   sigfillset(&all);
-  sigdelset(&all, SIGSEGV), sigdelset(&all, SIGBUS), sigdelset(&all, SIGFPE), sigdelset(&all, SIGILL);
+  sigdelset(&all, SIGSEGV), sigdelset(&all, SIGBUS);
+  sigdelset(&all, SIGFPE), sigdelset(&all, SIGILL);
   pthread_sigmask(SIG_SETMASK, &all, &old);
   bool started = !pthread_create(&thread, &attributes, function, argument);
   pthread_sigmask(SIG_SETMASK, &old, NULL);
