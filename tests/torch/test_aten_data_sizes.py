@@ -110,6 +110,64 @@ def test_views_that_are_negated_or_conjugated_when_read() -> None:
             torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("tangent", [
+    lambda w: w, lambda w: w.conj(), lambda w: torch._neg_view(w), lambda w: w.conj().mT.mT])
+def test_gradients_that_are_negated_or_conjugated_when_read(tangent: Any) -> None:
+    """Whatever they were when torch traced: nobody guards that."""
+    w = torch.randn(4, 6, dtype=torch.complex64)
+    numbers = torch.randn(4, 6, dtype=torch.complex64), torch.randn(4, 6)
+    for function, x in (((lambda x: x * (2 + 1j)), numbers[0]), (torch.fft.ifft, numbers[1]),
+                        (torch.fft.ihfft, numbers[1])):
+        torch._dynamo.reset()
+        fast, given = compiled(function), x.requires_grad_()
+        grads = []
+        for each in (fast, function):
+            y = each(given)
+            grads.append(torch.autograd.grad(y, given, tangent(w[:, :y.shape[1]]))[0])
+        torch.testing.assert_close(*grads)
+    x = numbers[1]
+    real = torch._neg_view(torch.ones(4, 6))
+    torch.testing.assert_close(torch.autograd.grad(compiled(lambda x: x * 2)(x), x, real)[0],
+                               torch.full((4, 6), -2.0))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, s: x * s.item() + 1, lambda x, s: torch.full((3,), s.item()),
+    lambda x, s: x.clamp(max=s.item()), lambda x, s: (x + (x * 2).sum().item(), s.item())])
+def test_a_number_out_of_a_tensor_in_arithmetic(function: Any) -> None:
+    """The tensor will do: nothing is left to torch."""
+    x, s = torch.randn(5), torch.tensor([[1.3]])
+    fast = torch.compile(function, backend=backend.terrazzo, fullgraph=True,
+                         options={"fallback": "error"})
+    torch.testing.assert_close(fast(x, s), function(x, s))
+
+
+def test_indices_that_vary_and_are_negative() -> None:
+    def write(n: int, x: Any) -> Any:
+        x[n] = -1
+        return x
+
+    def read(n: int, x: Any) -> Any:
+        return x[n] * 2, x[n:].sum(), torch.select(x, 0, n)
+
+    for function in (write, read):
+        torch._dynamo.reset()
+        fast = compiled(function)
+        for n in (2, 3, 6, -7, -3, -1, 0, 1):
+            ours, theirs = torch.arange(7.0), torch.arange(7.0)
+            torch.testing.assert_close(fast(n, ours), function(n, theirs))
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("function", [torch.remainder, torch.fmod])
+def test_remainders_of_integers_by_zero_are_refused_as_in_eager_mode(function: Any) -> None:
+    x = torch.arange(5, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        function(x, 0)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(lambda x: function(x, 0))(x)
+
+
 def test_a_result_that_torch_foretold_wrongly_is_an_error() -> None:
     tensor = torch.zeros(3, 2)
     assert held(tensor, (2, 1), (3, 2), "f") is tensor

@@ -18,11 +18,13 @@ from terrazzo.graph.ir import TensorType, Value
 from terrazzo.index import IndexExpr
 from terrazzo.index.guards import granted
 from terrazzo.ops.elementwise import astype
+from terrazzo.ops.shape import reshape
 from terrazzo.torch import aten  # noqa: F401  the converters register themselves
 from terrazzo.torch.aten.registry import Converter, converter_of, without_placement
 from terrazzo.torch.overload import overload_of
 from terrazzo.torch.symbols import Names, index_of
 
+READS = "aten._local_scalar_dense.default"  # a number out of a tensor: sizes may be made of it
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -122,11 +124,24 @@ def argument(node: Node, into: Conversion) -> Any:
         return index_of(val, into.names)
     if isinstance(val, int) and not isinstance(val, bool):
         return val
+    read = read_number(node)
+    if read in into.values:
+        return reshape(astype(into.values[read], dtype="float64"), shape=())
     if isinstance(val, _SYMBOLIC):
         raise UnsupportedOperator(f"the argument {node.name}, a number that varies")
     if node.op == "get_attr":
         return into.values.setdefault(node, constant_value(into.constant_of(str(node.target))))
     raise UnsupportedOperator(f"the argument {node.name}, which is no tensor")
+
+
+def read_number(node: Node) -> Node | None:
+    """The tensor of one element that a node is the number of; whole ones may be sizes, and are not.
+
+    Where it is used in arithmetic, the tensor will do.
+    """
+    if str(node.target) == READS and isinstance(node.meta.get("val"), torch.SymFloat):
+        return node.args[0] if isinstance(node.args[0], Node) else None
+    return None
 
 
 def constant_value(tensor: Any) -> Value:
@@ -190,11 +205,21 @@ def fresh(node: Node, names: Names, name: str = "") -> Value:
     """An input of a graph for a node that is computed elsewhere."""
     val = node.meta.get("val")
     why = refusal(val)
-    if why is None and isinstance(val, torch.Tensor) and (val.is_conj() or val.is_neg()):
+    if why is None and isinstance(val, torch.Tensor) and not is_tangent(node) and (
+            val.is_conj() or val.is_neg()):
         why = f"{node.name}, which torch negates or conjugates when it reads it"
     if why is not None or not isinstance(val, torch.Tensor):
         raise UnsupportedOperator(why or f"{node.name}, which is no tensor")
     return Value(type_of(val, names), name=name)
+
+
+def is_tangent(node: Node) -> bool:
+    """Whether a node is a gradient that the backward pass starts from, as AOTAutograd names them.
+
+    Nobody guards how it comes: torch may negate or conjugate it when it reads it, whatever it was
+    when it was traced. So it is written out before anything reads it.
+    """
+    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def location(node: Node) -> str:

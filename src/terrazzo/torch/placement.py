@@ -20,10 +20,8 @@ from terrazzo.errors import TerrazzoError, UnsupportedOperator
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.index.guards import CallQuestions, asking
 from terrazzo.torch.aten.shapes import PARTS, VIEWS
-from terrazzo.torch.convert import Conversion, converted, fresh, location, refusal
+from terrazzo.torch.convert import READS, Conversion, converted, fresh, location, refusal
 from terrazzo.torch.symbols import Names, hints_in, symbols_in, variable
-
-READS = "aten._local_scalar_dense.default"  # a number out of a tensor: sizes may be made of it
 
 # How code fails that was given a call in a form that it was not written for.
 FORMS = (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError, AssertionError,

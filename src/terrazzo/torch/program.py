@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from terrazzo.errors import TerrazzoError, UnsupportedOperator
 from terrazzo.torch.aten.shapes import PARTS
-from terrazzo.torch.convert import refusal
+from terrazzo.torch.convert import is_tangent, read_number, refusal
 from terrazzo.torch.entry import held, laid, laid_in_order
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.placement import (
@@ -126,6 +126,9 @@ class _Writer:
     def written(self) -> Program:
         placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
         self.held.update((n, f"a{i}") for i, n in enumerate(placeholders))
+        self.lines += [f"{self.held[n]} = {self.held[n]}.resolve_conj().resolve_neg()"
+                       for n in placeholders if is_tangent(n)
+                       and isinstance(n.meta.get("val"), torch.Tensor)]
         self.symbol_sources = self._symbol_sources(placeholders)
         output = next(n for n in self.gm.graph.nodes if n.op == "output")
         for level in self.placement.levels:
@@ -187,6 +190,8 @@ class _Writer:
             if node in wanted or node in inputs:
                 continue
             if node.op == "get_attr" or is_scalar(node):
+                read = read_number(node)
+                stack += [read] if read is not None else []
                 continue
             if node not in inside and not self.is_outside_view(node):
                 inputs[node] = None

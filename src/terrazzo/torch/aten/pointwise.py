@@ -92,6 +92,22 @@ def pow(x: Any, y: Any) -> Any:
     return e.power(x, y)
 
 
+@aten("remainder", promotes=DEFAULT)
+def remainder(x: Any, y: Any) -> Any:
+    return e.remainder(x, _divisor(x, y))
+
+
+@aten("fmod", promotes=DEFAULT)
+def fmod(x: Any, y: Any) -> Any:
+    return e.fmod(x, _divisor(x, y))
+
+
+def _divisor(x: Any, y: Any) -> Any:
+    if isinstance(y, int) and y == 0 and isinstance(x, Value) and not x.dtype.is_float:
+        unsupported("a remainder of integers by zero, which torch refuses")
+    return y
+
+
 @aten("sign", "sgn", promotes=DEFAULT)
 def sign(x: Any) -> Any:
     # Of nan it is 0, as neither comparison holds.

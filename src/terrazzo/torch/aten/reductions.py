@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from terrazzo.base.shapes import normalize_axis
 from terrazzo.graph.ir import TensorType, Value
 from terrazzo.ops import norm, reduce, scan
-from terrazzo.ops.elementwise import astype
-from terrazzo.ops.shape import reshape
-from terrazzo.torch.aten.registry import aten
+from terrazzo.ops.creation import zeros
+from terrazzo.ops.elementwise import astype, bitcast, bitwise_xor
+from terrazzo.ops.getitem import getitem
+from terrazzo.ops.joining import concat
+from terrazzo.ops.shape import permute_dims, reshape
+from terrazzo.torch.aten.registry import aten, unsupported
 
 
 def _axes(x: Value, dim: Any) -> tuple[int, ...] | None:
@@ -142,3 +146,28 @@ def cumsum(x: Any, dim: int, dtype: Any = None, *, out: TensorType) -> Any:
 def cumprod(x: Any, dim: int, dtype: Any = None, *, out: TensorType) -> Any:
     x = astype(x, dtype=out.dtype)
     return x if x.ndim == 0 else scan.cumprod(x, axis=dim, dtype=out.dtype)
+
+
+@aten("hash_tensor", typed=True)
+def hash_tensor(x: Any, dim: Any = (), keepdim: bool = False, mode: int = 0, *, out: TensorType
+                ) -> Any:
+    """The bits of all elements in double precision, or as long integers, each or-ed exclusively."""
+    axes = _axes(x, dim)
+    axes = tuple(range(x.ndim)) if axes is None else axes
+    kept = tuple(d for d in range(x.ndim) if d not in axes)
+    count = math.prod(x.shape[d] for d in axes)
+    if mode or not isinstance(count, int):
+        unsupported("a hash in another mode, or of a size that varies")
+    wide = astype(x, dtype="float64") if x.dtype.is_float else astype(x, dtype="int64")
+    bits = bitcast(wide, dtype="uint64")
+    rows = reshape(permute_dims(bits, axes=(*axes, *kept)),
+                   shape=(count, *(x.shape[d] for d in kept)))
+    if count == 0:
+        return zeros(shape=out.shape, dtype=out.dtype)
+    while count > 1:  # one half with the other; of an odd number the last waits
+        half = count // 2
+        folded = bitwise_xor(getitem(rows, slice(0, half)), getitem(rows, slice(half, 2 * half)))
+        last = [getitem(rows, slice(2 * half, count))] if count % 2 else []
+        rows = concat(folded, *last, axis=0) if last else folded
+        count -= half
+    return reshape(rows, shape=out.shape)
