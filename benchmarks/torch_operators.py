@@ -110,7 +110,9 @@ def run(function: Any, sample: Any, backward: bool, dtype: Any) -> tuple[list[An
     results = leaves(function(*args, **kwargs))
     given = [t for t in leaves((args, kwargs)) if t.requires_grad]
     found = gradients(results, given, sample.any_order) if backward else []
-    return _without_order(results, args, kwargs) if sample.any_order else results, found
+    if sample.any_order:
+        results = _without_order(results, args, kwargs, sample.axis_at)
+    return results, found
 
 
 class Sample:
@@ -119,7 +121,8 @@ class Sample:
     def __init__(self, sample: Any, kind: Any, name: str):
         self.args, self.kwargs, self.kind = (sample.input, *sample.args), sample.kwargs, kind
         # Which of two equal elements comes first is only told where stable=True asks for it.
-        self.any_order = name in ("sort", "argsort") and not sample.kwargs.get("stable")
+        self.any_order = name in ("sort", "argsort", "topk") and not sample.kwargs.get("stable")
+        self.axis_at = 2 if name == "topk" else 1  # which argument says along what is sorted
 
     def near(self, draw: int) -> Sample:
         """The same with numbers a little larger or smaller, drawn by chance."""
@@ -138,13 +141,13 @@ class Sample:
         return other
 
 
-def _without_order(results: list[Any], args: Any, kwargs: Any) -> list[Any]:
-    """Results of sorting, with what is at indices in their place, and that each is there once."""
+def _without_order(results: list[Any], args: Any, kwargs: Any, at: int) -> list[Any]:
+    """Results of sorting, with what is at indices in their place, and whether each is another."""
     x, places = args[0].detach(), results[-1]
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+    dim = kwargs.get("dim", args[at] if len(args) > at else -1)
     if x.ndim == 0:
         return results
-    return [*results[:-1], x.gather(dim, places), places.sort(dim).values]
+    return [*results[:-1], x.gather(dim, places), places.sort(dim).values.diff(dim=dim) > 0]
 
 
 def is_right(found: list[Any], eager: list[Any], exactly: Callable[[], list[Any] | None]) -> str:
