@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from terrazzo.base.scalar import Scalar, as_scalar
+from terrazzo.base.scalar import Scalar, as_scalar, call
 from terrazzo.base.unwind import Walk, unwind
 from terrazzo.chips.gcu.description import Description
-from terrazzo.chips.gcu.tally import COUNTERS, LAUNCHES, Tally, is_unit
+from terrazzo.chips.gcu.tally import COUNTERS, LAUNCHES, Tally, is_unit, trips
 from terrazzo.chips.gcu.traffic import Traffic
 from terrazzo.chips.gcu.work import Places, work
 from terrazzo.dtypes import int64
-from terrazzo.index import Index, Var, free_vars, minimum
+from terrazzo.index import Index, Var, ceildiv, free_vars, minimum
 from terrazzo.loop.ir import (
     THREADS,
     Alloc,
@@ -186,11 +186,10 @@ class _Writer:
         """The body of a function, with all it counts."""
         whole = self.places.inside[0, 0]
         if self.per == "task":
-            first = self.places.inside.setdefault((id(body), 0), Tally()) if isinstance(
-                body, For) and id(body) in self.places.tasks else None
-            if first is not None:  # the loop stays the outermost statement
-                assert isinstance(body, For)
-                first.add(LAUNCHES, 1 - minimum(body.var - body.lo, 1))
+            if isinstance(body, For) and id(body) in self.places.tasks:
+                # The loop stays the outermost statement: its first task counts the call.
+                first = self.places.inside.setdefault((id(body), 0), Tally())
+                first.add(LAUNCHES, 1, (body.lo - body.var,))
             else:
                 whole.add(LAUNCHES, 1)
         head = self.added(whole, 0) if whole.terms else None
@@ -200,6 +199,22 @@ class _Writer:
         """Adds to a row that nobody else writes to."""
         return block(*(Store(self.counters, row * COUNTERS + counter, as_scalar(amount, int64),
                              "add") for counter, amount in tally.amounts()))
+
+    def by_units(self, loop: For, known: Tally) -> Stmt:
+        """What tasks count that know it before they start: the first one counts for all."""
+        units = self.chip.units
+        unit, turn = Var("unit", 0, units - 1), Var("turn", 0)
+        mine = known.where({loop.var: loop.lo + unit + units * turn})
+        tasks = trips(loop)
+        closed, left = mine.over(For(turn, 0, ceildiv(tasks - unit, units), Block(())))
+        if left.terms:
+            return block(*(
+                self.shared(counter, (loop.var - loop.lo) % units, as_scalar(amount, int64))
+                for counter, amount in known.amounts()))
+        adds = block(*(self.shared(counter, unit, as_scalar(amount, int64))
+                       for counter, amount in closed.amounts()))
+        return If(call("eq", as_scalar(loop.var), as_scalar(loop.lo, int64)),
+                  For(unit, 0, minimum(tasks, units), adds))
 
     def shared(self, counter: int, row: Index, amount: Scalar) -> Stmt:
         """Adds to a row of several tasks."""
@@ -238,11 +253,9 @@ class _Writer:
             self.places.inside)
         if not on_the_way:
             body = yield self.rebuilt(loop.body, lambda tally: Block(()))
-            if self.per == "program":
-                return replace(loop, body=block(self.added(known, number), body))
-            return replace(loop, body=block(*(
-                self.shared(counter, number % self.chip.units, as_scalar(amount, int64))
-                for counter, amount in known.amounts()), body))
+            head = self.added(known, number) if self.per == "program" else self.by_units(
+                loop, known)
+            return replace(loop, body=block(head, body))
         used = {counter for place in on_the_way
                 for counter, _ in self.places.inside[place].amounts()}
         amounts = dict(known.amounts())
