@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import shutil
-import subprocess
-from collections.abc import Callable
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,26 +12,21 @@ import numpy as np
 import pytest
 
 from terrazzo.chips.gcu import description
-from terrazzo.chips.gcu.description import BUILT_IN, CDescription, Description
+from terrazzo.chips.gcu.description import BUILT_IN, Description
 
 VECTOR, MATRIX, SCALAR, LOAD, STORE, LOCAL, TRANSFERS, LAUNCHES = range(8)
 GCU = replace(description.read(BUILT_IN), launch_cycles=0)
-Model = Callable[..., int]
+
+sys.path.insert(0, str(Path(__file__).parent))
+from model import Model, build  # noqa: E402
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
 @pytest.fixture(scope="module")
 def cycles(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """`gcuModelCycles` of the C file alone, called with programs as dictionaries of counts."""
-    source = Path(description.__file__).with_name("runtime") / "time.c"
-    built = tmp_path_factory.mktemp("time") / "time.so"
-    subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC",
-                    "-o", built, source], check=True)
-    function = ctypes.CDLL(str(built)).gcuModelCycles
-    function.restype = ctypes.c_int64
-    function.argtypes = [ctypes.POINTER(CDescription), ctypes.c_void_p, ctypes.c_int64,
-                         ctypes.c_int64]
+    """The model of the C file alone, called with programs as dictionaries of counts."""
+    model = build(tmp_path_factory.mktemp("time"))
 
     def call(programs: list[dict[int, int]], at_once: int | None = None,
              chip: Description = GCU) -> int:
@@ -41,8 +34,7 @@ def cycles(tmp_path_factory: pytest.TempPathFactory) -> Model:
         for row, program in zip(table, programs):
             for which, number in program.items():
                 row[which] = number
-        return int(function(chip.c_struct(), table.ctypes.data, len(programs),
-                            len(programs) if at_once is None else at_once))
+        return model(table, at_once, chip)
 
     return call
 

@@ -152,7 +152,7 @@ def _traffic(body: Stmt, chip: Description, places: Places, tasks: frozenset[int
     local = frozenset[Buffer]() if tasks else frozenset(
         s.buffer for s in walk(body) if isinstance(s, Alloc)
         and not (isinstance(s.buffer.size, int)
-                 and 2 * s.buffer.size * s.buffer.dtype.itemsize > chip.scratchpad_bytes))
+                 and s.buffer.size * s.buffer.dtype.itemsize > chip.scratchpad_bytes))
     return Traffic(chip, local, chip.scratchpad_bytes - _peak(body, local), places, tasks)
 
 

@@ -108,7 +108,8 @@ def shape_of(access: Access, depth: int, guards: Guards) -> Shape | None:
         ranges[loop.var] = _clip(guards, loop.var, Interval(lo, hi - 1), ranges)
     dims: list[tuple[Index, Index]] = []
     apart: Index = 1
-    base, is_line = access.index, True
+    first: dict[Var, Index] = {}
+    is_line = True
     for var, (lo, hi) in ranges.items():
         assert lo is not None and hi is not None
         step, trip = coefficient(access.index, var), positive(plus(hi - lo, 1))
@@ -117,12 +118,13 @@ def shape_of(access: Access, depth: int, guards: Guards) -> Shape | None:
             apart = apart * trip
         elif step != 0:
             dims.append((step, trip))
-        base = substitute(base, {var: lo})
+        first[var] = lo
     most = None
     if not is_line and access.data is None and access.hangs.isdisjoint(ranges):
         span = interval_of(access.index, ranges)
         most = None if span.lo is None or span.hi is None else positive(span.hi - span.lo + 1)
     merged = _merged(dims)
+    base = substitute(access.index, first)
     return Shape(base, tuple(s for s, _ in merged), tuple(t for _, t in merged), apart, most, rest,
                  loose, access.data is not None or not access.hangs.isdisjoint(ranges))
 

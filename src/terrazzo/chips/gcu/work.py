@@ -7,6 +7,7 @@
 | a vector loop that reduces into one place | log2(lanes) more operations |
 | what stays the same in a vector loop | its cost, once, in scalar cycles |
 | a product of tiles | products / (rows * columns * depth of the type) cycles of the matrix unit |
+| what the matrix unit reads and sums up | nothing more: it has ports of its own |
 | a statement outside of vector loops | 1 + costs, in scalar cycles |
 | an iteration of a loop, a branch | 1 scalar cycle, but nothing where a unit steers itself |
 | a load or store | bytes of the scratchpad; in a vector loop once if its place stays the same |
@@ -54,6 +55,7 @@ from terrazzo.loop.ir import (
     children,
     roots_of,
     substitute_vars,
+    walk,
 )
 
 FREE = ("cast", "bitcast")  # conversions happen on the way from and to memory
@@ -375,7 +377,9 @@ def _tile(tile: Tile, chip: Description, places: Places, made: Tally) -> Walk[No
     rest = visit(meaning, 1, None)
     for count, dtype in products:
         _product(count, dtype, chip, made)
-    if rest is not None:
+    only_cleared = products and all(isinstance(s.value, Const) for s in walk(rest or meaning)
+                                    if isinstance(s, Store))
+    if rest is not None and not only_cleared:
         made.include((yield _work(rest, chip, Places())))
 
 
@@ -411,8 +415,4 @@ def _product(count: Index, dtype: DType, chip: Description, made: Tally) -> None
     depth = chip.depth(name)
     assert depth is not None
     made.add(MATRIX, ceildiv(count, chip.matrix_rows * chip.matrix_columns * depth))
-    # Operands are read once for each block of results: rows + columns for rows * columns products.
-    area = chip.matrix_rows * chip.matrix_columns
-    made.add(LOCAL, ceildiv(count * (chip.matrix_rows + chip.matrix_columns), area)
-             * dtype.itemsize)
 
