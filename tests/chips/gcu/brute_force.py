@@ -165,7 +165,8 @@ class Machine:
         places = Places()
         for made in (work(stmt, self.chip, places), *places.inside.values()):
             for counter, amount in made.amounts():
-                self.current.counts[counter] += evaluate(amount, self.env)
+                self.current.counts[counter] += interpret.evaluate_scalar(
+                    amount, self.env, self.memory)
 
     def touch(self, stmt: Stmt) -> None:
         """Note the places in main memory that a statement reads and writes."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from terrazzo.base.scalar import Scalar, as_scalar, call
+from terrazzo.base.scalar import Scalar, as_scalar, call, const
 from terrazzo.base.unwind import Walk, unwind
 from terrazzo.chips.gcu.description import Description
 from terrazzo.chips.gcu.tally import COUNTERS, LAUNCHES, Tally, is_unit, trips
@@ -197,7 +197,7 @@ class _Writer:
 
     def added(self, tally: Tally, row: Index) -> Stmt:
         """Adds to a row that nobody else writes to."""
-        return block(*(Store(self.counters, row * COUNTERS + counter, as_scalar(amount, int64),
+        return block(*(Store(self.counters, row * COUNTERS + counter, amount,
                              "add") for counter, amount in tally.amounts()))
 
     def by_units(self, loop: For, known: Tally) -> Stmt:
@@ -209,9 +209,9 @@ class _Writer:
         closed, left = mine.over(For(turn, 0, ceildiv(tasks - unit, units), Block(())))
         if left.terms:
             return block(*(
-                self.shared(counter, (loop.var - loop.lo) % units, as_scalar(amount, int64))
+                self.shared(counter, (loop.var - loop.lo) % units, amount)
                 for counter, amount in known.amounts()))
-        adds = block(*(self.shared(counter, unit, as_scalar(amount, int64))
+        adds = block(*(self.shared(counter, unit, amount)
                        for counter, amount in closed.amounts()))
         return If(call("eq", as_scalar(loop.var), as_scalar(loop.lo, int64)),
                   For(unit, 0, minimum(tasks, units), adds))
@@ -261,10 +261,10 @@ class _Writer:
         amounts = dict(known.amounts())
         mine = Buffer("counted", int64, COUNTERS)
         body = yield self.rebuilt(loop.body, lambda tally: block(*(
-            Store(mine, counter, as_scalar(amount, int64), "add")
+            Store(mine, counter, amount, "add")
             for counter, amount in tally.amounts())))
-        first = [Store(mine, c, as_scalar(amounts.get(c, 0), int64)) for c in sorted(used)]
-        last = [self._handed(c, number, mine[c] if c in used else as_scalar(amounts[c], int64))
+        first = [Store(mine, c, amounts.get(c, const(0))) for c in sorted(used)]
+        last = [self._handed(c, number, mine[c] if c in used else amounts[c])
                 for c in sorted(used | amounts.keys())]
         return replace(loop, body=Alloc(mine, block(*first, body, *last)))
 

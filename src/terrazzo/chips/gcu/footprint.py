@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 
 from terrazzo.base.scalar import Scalar
 from terrazzo.chips.gcu.description import Description
@@ -23,6 +22,7 @@ from terrazzo.chips.gcu.tally import (
     When,
     bound_by,
     holds,
+    is_short,
 )
 from terrazzo.index import (
     Index,
@@ -163,9 +163,10 @@ def _merged(dims: list[tuple[Index, Index]]) -> list[tuple[Index, Index]]:
             last, length = made[-1]
             assert isinstance(last, int)
             most = bounds(length)[1]
-            if step % last == 0 and (most is None or step // last <= most):
+            # Of rows whose length only a run tells, whether they overlap is not worth a condition.
+            if step % last == 0 and most is not None and step // last <= most:
                 joint = step // last * (trip - 1) + length
-                exact = isinstance(length, int) and step // last <= length
+                exact = isinstance(length, int)
                 made[-1] = (last, joint if exact else minimum(trip * length, joint))
                 continue
         made.append((step, trip))
@@ -213,7 +214,10 @@ class Footprint:
                         by_guards[guards, counter] = by_guards.get(
                             (guards, counter), 0) + amount
         for sizes in room.values():
-            self.size = self.size + reduce(maximum, sizes.values())
+            known = [size for size in sizes.values() if isinstance(size, int)]
+            self.size = self.size + max(known, default=0)
+            for size in sizes.values():
+                self.size = self.size + (0 if isinstance(size, int) else size)
 
     def _pieces(self, size: Index) -> Index:
         """In how many transfers so much is moved."""
@@ -232,10 +236,11 @@ class Footprint:
         sizes = [shape.bytes(access, self.chip.granule) for access, shape in by_base.values()]
         joint = _stretch(by_base)
         if joint is not None:
-            whole = sizes[0] * 0
+            whole: Index = 0
             for size in sizes:
                 whole = whole + size
-            return [minimum(whole, joint)]
+            if isinstance(whole, int) or isinstance(joint, int) or is_short(whole - joint):
+                return [minimum(whole, joint)]
         return sizes
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
-from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, walk
+from terrazzo.base.scalar import Call, Const, FromIndex, Scalar, as_scalar, call, const, walk
+from terrazzo.base.scalar import where as choose
 from terrazzo.chips.gcu.series import mentions, positive
 from terrazzo.chips.gcu.series import total as total_of
 from terrazzo.index import (
@@ -25,7 +27,7 @@ from terrazzo.index import (
     minimum,
     substitute,
 )
-from terrazzo.index.nodes import sort_key
+from terrazzo.index.nodes import items, sort_key
 from terrazzo.loop.ir import For
 
 VECTOR, MATRIX, SCALAR, LOAD, STORE, LOCAL, TRANSFERS, LAUNCHES = range(8)
@@ -33,6 +35,7 @@ COUNTERS = 8
 Guards = tuple[Index, ...]
 When = tuple[tuple[int, Guards], ...]  # a sum of signed products of guards: 0 or 1
 ALWAYS: When = ((1, ()),)
+_SHORT = 6  # terms of an expression
 _MOST_TERMS = 8  # of a condition: beyond that, what it guards is counted where it runs
 
 
@@ -89,21 +92,19 @@ class Tally:
                     made.add(counter, substitute(amount, values), joint)
         return made
 
-    def amounts(self) -> Iterator[tuple[int, Index]]:
-        """Each counter with what it counts, as one expression; those that count nothing left out.
-
-        Cycles and bytes that guards take away again are whole, so nothing is rounded here.
-        """
-        totals: list[Index] = [0] * COUNTERS
+    def amounts(self) -> Iterator[tuple[int, Scalar]]:
+        """Each counter with what it counts; those that count nothing are left out."""
+        totals: dict[int, list[Scalar]] = {}
         for guards, row in self.terms.items():
-            factor: Index = 1
-            for guard in guards:
-                factor = factor * minimum(maximum(guard + 1, 0), 1)
+            tests = [call("ge", as_scalar(guard), const(0)) for guard in guards]
+            holding = reduce(lambda a, b: call("and", a, b), tests) if tests else None
             for counter, amount in enumerate(row):
                 if not isinstance(amount, int) or amount:
-                    totals[counter] = totals[counter] + factor * amount
-        return ((c, total) for c, total in enumerate(totals)
-                if not isinstance(total, int) or total)
+                    term = as_scalar(amount)
+                    totals.setdefault(counter, []).append(
+                        term if holding is None else choose(holding, term, const(0)))
+        return ((counter, reduce(lambda a, b: a + b, terms))
+                for counter, terms in sorted(totals.items()))
 
     def names(self) -> set[Var]:
         """The variables that it mentions."""
@@ -131,6 +132,11 @@ def holds(guard: Index) -> bool | None:
     if low is not None and low >= 0:
         return True
     return False if high is not None and high < 0 else None
+
+
+def is_short(index: Index) -> bool:
+    """Whether an expression is worth a condition of its own: long ones are dear to compile."""
+    return len(items(index)) <= _SHORT
 
 
 def _joined(guards: Guards, more: Guards) -> Guards | None:

@@ -27,6 +27,7 @@ from terrazzo.chips.gcu.tally import (
     as_index,
     both,
     holds,
+    is_short,
     is_unit,
     negated,
     when,
@@ -200,7 +201,7 @@ class Traffic:
             return once.tally
         if once is None or room is None or holds(room) is False:
             return (yield self._parts(stmt, depth, known))
-        if holds(room):
+        if holds(room) or not is_short(room):
             return once.tally
         outer, self.places = self.places, Places(
             self.places.tasks, self.places.once, self.places.waiting)
