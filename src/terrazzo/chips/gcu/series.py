@@ -1,7 +1,7 @@
 """Sums of index expressions over a loop, in closed form.
 
-What a loop counts in an iteration is a line in its variable, or a line that is cut off above and
-below: the last block of a row is shorter than the others. Both have sums without a loop.
+What a loop counts in an iteration is mostly a line in its variable, or blocks of a row of which the
+last is shorter than the others: a line cut off a step above its end. Both have short sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from terrazzo.index import (
     Min,
     Var,
     bounds,
-    ceildiv,
     coefficient,
     free_vars,
     maximum,
@@ -26,12 +25,11 @@ from terrazzo.index.nodes import canonical, items, without_atom
 
 
 class Clamp(NamedTuple):
-    """`min(max(first + step * var, lo), hi)`, where lo <= hi; None: no such end."""
+    """`min(max(first + step * var, lo), lo + |step|)`."""
 
     first: Index
     step: int
-    lo: Index | None
-    hi: Index | None
+    lo: Index
 
 
 def mentions(index: Index, var: Var) -> bool:
@@ -61,7 +59,7 @@ def total(amount: Index, var: Var, lo: Index, hi: Index) -> Index | None:
         clamp = clamp_of(cut[0], var)
         if clamp is None or mentions(rest, var):
             return None
-        made = made + rest * _of_clamp(clamp, lo, lo + count)
+        made = made + rest * _of_blocks(clamp, lo, lo + count)
     step = coefficient(plain, var)
     if step is None:
         return None
@@ -73,7 +71,7 @@ def _of_line(first: Index, step: Index, lo: Index, count: Index) -> Index:
 
 
 def clamp_of(index: IndexExpr, var: Var) -> Clamp | None:
-    """A minimum or maximum as a line that is cut off, if it is one."""
+    """A minimum or maximum as blocks of a row, if it is that."""
     ends: dict[type, Index] = {}
     inner: Index = index
     while isinstance(inner, (Min, Max)):
@@ -88,46 +86,20 @@ def clamp_of(index: IndexExpr, var: Var) -> Clamp | None:
         inner = varying[0]
     step = coefficient(inner, var)
     lo, hi = ends.get(Max), ends.get(Min)
-    if not isinstance(step, int) or step == 0 or (lo is None and hi is None):
-        return None
-    if lo is not None and hi is not None and (bounds(hi - lo)[0] or -1) < 0 and hi != lo:
-        return None
-    return Clamp(substitute(inner, {var: 0}), step, lo, hi)
-
-
-def _of_clamp(clamp: Clamp, start: Index, end: Index) -> Index:
-    """Its sum over start <= var < end: a flat piece, a slope, a flat piece."""
-    first, step, lo, hi = clamp
-    if lo is not None and hi is not None and hi - lo == abs(step):
-        return lo * (end - start) + _of_blocks(clamp, start, end)
-    left, right = (hi, lo) if step < 0 else (lo, hi)
-    width = abs(step)
-    falls = first if step < 0 else -first
-
-    def crossing(level: Index) -> Index:  # where the line passes a level
-        return falls - level if step < 0 else level + falls
-
-    begin = start if left is None else _within(crossing(left) // width + 1, start, end)
-    stop = end if right is None else _within(ceildiv(crossing(right), width), begin, end)
-    made = _of_line(first, step, begin, stop - begin)
-    if left is not None:
-        made = made + left * (begin - start)
-    return made if right is None else made + right * (end - stop)
+    if not isinstance(step, int) or lo is None or hi is None or hi - lo != abs(step) or not step:
+        return None  # others have sums too, but so long that a count in the loop is shorter
+    return Clamp(substitute(inner, {var: 0}), step, lo)
 
 
 def _of_blocks(clamp: Clamp, start: Index, end: Index) -> Index:
-    """The sum where the slope is one step long: blocks of a row, of which the last is shorter.
+    """The sum over start <= var < end of blocks of a row, of which the last is shorter.
 
     Each is what is left of the row before it, less what is left behind it.
     """
-    assert clamp.lo is not None
     first = clamp.first - clamp.lo - (0 if clamp.step < 0 else clamp.step)
 
     def left(at: Index) -> Index:
         return maximum(first + clamp.step * at, 0)
 
-    return left(start) - left(end) if clamp.step < 0 else left(end) - left(start)
-
-
-def _within(place: Index, start: Index, end: Index) -> Index:
-    return minimum(maximum(place, start), end)
+    between = left(start) - left(end) if clamp.step < 0 else left(end) - left(start)
+    return clamp.lo * (end - start) + between
