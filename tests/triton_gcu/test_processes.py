@@ -34,7 +34,7 @@ x, out = normal(1000), zeros(1000)
 kernel = add[(57,)](x, x, out, 1000, BLOCK=32)
 assert (out.numpy() == 2 * x.values).all()
 target = triton.runtime.driver.active.get_current_target()
-print(target.backend, target.warp_size, kernel.hash, "torch" in sys.modules)
+print(target.backend, target.warp_size, kernel.hash)
 """
 
 
@@ -58,7 +58,7 @@ def run(folder: Path, chosen: str, **more: str) -> str:
 def test_a_variable_chooses_it_and_processes_share_the_cache(tmp_path: Path) -> None:
     first = run(tmp_path, "gcu")
     images = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.gcuimg")}
-    assert first.startswith("gcu 1 ") and first.strip().endswith("False")  # no torch
+    assert first.startswith("gcu 1 ")
     assert len(images) == 1
     assert run(tmp_path, "gcu") == first
     assert {path: path.stat().st_mtime_ns
