@@ -8,8 +8,9 @@ TORCH_ARGS ?=
 PYTEST_ARGS ?=
 # For example: make bench-models BENCH_ARGS="--only gpt2 --threads 2 --write"
 BENCH_ARGS ?=
-# For example: make triton-suite SUITE=~/triton/python/test PYTEST_ARGS="-k softmax"
+# For example: make triton-suite SUITE=~/triton/python/test PYTEST_ARGS="-k softmax" DEVICE=gcu
 SUITE ?=
+DEVICE ?= cpu
 LIBRARY ?=
 SUITE_TESTS ?= $(addprefix unit/language/test_, core.py standard.py random.py block_pointer.py \
 	tensor_descriptor.py conversions.py)
@@ -79,15 +80,15 @@ test-gpu: $(TESTABLE) ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)
 
 # The checkout is the user's own and stays as it is: no caches, no bytecode.
-triton-suite: $(TESTABLE) ## run Triton's own tests on the CPU, from a checkout: SUITE=.../python/test
+triton-suite: $(TESTABLE) ## run Triton's own tests on the CPU or DEVICE=gcu: SUITE=.../python/test
 	@test -f "$(SUITE)/conftest.py" || { \
 		echo "name the tests of a checkout of Triton: make $@ SUITE=path/to/triton/python/test" >&2; \
 		exit 1; }
 	@echo "installed: triton $$($(BIN)/python -c 'import triton; print(triton.__version__)');" \
 		"the checkout: $$(sed -n "s/^__version__ = //p" "$(SUITE)/../triton/__init__.py" 2>/dev/null)"
 	@$(BIN)/python -c "import scipy" 2>/dev/null || $(PIP) scipy
-	cd "$(SUITE)" && PYTHONDONTWRITEBYTECODE=1 TRITON_DEFAULT_BACKEND=cpu \
-		$(abspath $(BIN))/python -m pytest --device cpu -q -n 2 -p no:cacheprovider \
+	cd "$(SUITE)" && PYTHONDONTWRITEBYTECODE=1 TRITON_DEFAULT_BACKEND=$(DEVICE) \
+		$(abspath $(BIN))/python -m pytest --device $(DEVICE) -q -n 2 -p no:cacheprovider \
 		$(SUITE_TESTS) $(PYTEST_ARGS)
 
 # For example: make triton-libraries LIBRARY=~/attorch/tests BENCH_ARGS="--each 3 --stand-in"
