@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from terrazzo.torch.cached import kept, key_tag, serializable
 from terrazzo.torch.decompositions import decompositions
+from terrazzo.torch.devices import HOST, device_of
 from terrazzo.torch.freezing import Frozen
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.program import Program, compiled
@@ -31,8 +32,8 @@ WATCHERS: list[Callable[[Program], None]] = []  # told of every program that is 
 def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = None) -> Any:
     """Compile a graph that dynamo captured."""
     given = BackendOptions.of(options)
-    # Whoever watches wants to see programs made.
-    tag = "" if WATCHERS else key_tag(gm, given)
+    # Whoever watches wants to see programs made; what is kept is code of the host.
+    tag = "" if WATCHERS or device_of(example_inputs) != HOST else key_tag(gm, given)
 
     def compiler(name: str) -> Any:
         if tag:

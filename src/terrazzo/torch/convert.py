@@ -21,6 +21,7 @@ from terrazzo.ops.elementwise import astype
 from terrazzo.ops.shape import reshape
 from terrazzo.torch import aten  # noqa: F401  the converters register themselves
 from terrazzo.torch.aten.registry import Converter, converter_of, without_placement
+from terrazzo.torch.devices import is_chip
 from terrazzo.torch.overload import overload_of
 from terrazzo.torch.symbols import Names, index_of
 
@@ -46,7 +47,7 @@ def refusal(fake: Any) -> str | None:
     """Why our code cannot hold a tensor, if it cannot."""
     if not isinstance(fake, torch.Tensor):
         return None
-    if fake.device.type != "cpu":
+    if not is_chip(fake.device):
         return f"a tensor on {fake.device}"
     if fake.layout is not torch.strided or fake.is_nested or fake.is_quantized:
         return f"a tensor of layout {fake.layout}"

@@ -17,6 +17,7 @@ import torch
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pages
+from terrazzo.torch.devices import HOST
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ _empty: Callable[..., Any] = getattr(
     torch._C._dynamo.guards, "_empty_strided_cpu", None) or _general
 
 
+def _empty_on(device: torch.device) -> Callable[..., Any]:
+    def empty(shape: Any, strides: Any, dtype: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    return empty
+
+
 def _large(shape: Any, strides: Any, dtype: Any) -> Any:
     made = _empty(shape, strides, dtype)
     pages.ask_for_large_pages(made.data_ptr(), made.nbytes)
@@ -50,7 +58,7 @@ def _large(shape: Any, strides: Any, dtype: Any) -> Any:
 
 def _spread(tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     """A copy that lies as torch said, with gaps; what repeats elements is one of them."""
-    made = torch.empty_strided(shape, strides, dtype=tensor.dtype)
+    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
     if 0 in strides:
         once = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)
         made[once].copy_(tensor[once])
@@ -107,6 +115,7 @@ class Source:
     row: Any = None  # or a tensor of our own, which tells a size
     order: tuple[int, ...] | None = None  # of axes in memory, where it is not row major
     has_gaps: bool = False  # not dense: read by strides, or copied
+    is_elsewhere: bool = False  # on another device than the results: brought there
 
     def stored(self, tensors: Sequence[Any]) -> Any:
         """The tensor that the executable is to see."""
@@ -117,15 +126,17 @@ class Source:
 
 
 def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
-          sizes: Sequence[int], threads: int) -> Callable[..., Sequence[Any]]:
+          sizes: Sequence[int], threads: int, device: torch.device = HOST
+          ) -> Callable[..., Sequence[Any]]:
     """A function from tensors to the list of results, for one layout and the values of sizes."""
     code = getattr(executable, "code", None)  # none where the host takes part
     slow = _by_running(executable, made, sources, threads)
-    if code is None or code.call_slots is None:
+    if code is None or (code.call_slots is None and code.call_pointers is None):
         return slow
     scope: dict[str, Any] = {"native": code.call_pointers, "on_slots": code.call_slots,
                              "array": array, "executable": executable,
-                             "threads": Threads(code, threads), "knobs": knobs, "slow": slow}
+                             "threads": Threads(code, threads), "knobs": knobs, "slow": slow,
+                             "device": device}
     names = [f"x{i}" for i in range(1 + max((s.place for s in sources), default=-1))]
     lines = [f"def run({', '.join([*names, '*_'])}):",
              f"    if knobs.profile: return slow({', '.join(names)})"]
@@ -135,11 +146,14 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
             scope[f"row{i}"] = source.row
             pointers.append(f"row{i}.data_ptr()")
             continue
+        if source.is_elsewhere:
+            lines.append(f"    x{source.place} = x{source.place}.to(device)")
         if executable.strides[i] is None and source.has_gaps:
             lines.append(f"    x{source.place} = x{source.place}.contiguous()")
         pointers.append(f"x{source.place}.data_ptr()")
     for i, result in enumerate(made):
-        scope[f"make{i}"] = _large if result.nbytes >= pages.FRESH else _empty
+        scope[f"make{i}"] = _empty_on(device) if device != HOST else (
+            _large if result.nbytes >= pages.FRESH else _empty)
         scope |= {f"shape{i}": result.shape, f"strides{i}": result.strides,
                   f"dtype{i}": result.dtype}
         lines.append(f"    y{i} = make{i}(shape{i}, strides{i}, dtype{i})")

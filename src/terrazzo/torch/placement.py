@@ -21,6 +21,7 @@ from terrazzo.graph.scopes import trace_scope
 from terrazzo.index.guards import CallQuestions, asking
 from terrazzo.torch.aten.shapes import PARTS, VIEWS
 from terrazzo.torch.convert import READS, Conversion, converted, fresh, location, refusal
+from terrazzo.torch.devices import device_of
 from terrazzo.torch.symbols import Names, hints_in, symbols_in, variable
 
 # How code fails that was given a call in a form that it was not written for.
@@ -101,13 +102,22 @@ def place(gm: GraphModule, forced: Mapping[Node, str]) -> Placement:
     names = {**trial_names(hints), **trial_names(dict.fromkeys(unbacked, 2))}
     reasons: dict[Node, Reason] = {}
     into = Conversion({}, names, lambda path: _attribute(gm, path))
+    device = device_of(n.meta.get("val") for n in gm.graph.nodes)
     numbers = {**{names[n]: v for n, v in hints.items()}, **{names[n]: 7 for n in unbacked}}
     with asking(CallQuestions(numbers)), trace_scope():
         for node in gm.graph.nodes:
-            why = forced.get(node) or _tried(node, into)
+            why = forced.get(node) or _elsewhere(node, device) or _tried(node, into)
             if why is not None:
                 reasons[node] = Reason(str(node.target), why, location(node))
     return Placement(_levels(gm, reasons), reasons, hints, unbacked)
+
+
+def _elsewhere(node: Node, device: torch.device) -> str | None:
+    """Why a call is none of a graph's device: a number that is made on the host, for one."""
+    if node.op != "call_function" or is_scalar(node) or node.target is operator.getitem:
+        return None
+    other = next((t.device for t in tensors_in(node.meta.get("val")) if t.device != device), None)
+    return None if other is None else f"a tensor on {other}, where the others are on {device}"
 
 
 def _attribute(gm: GraphModule, path: str) -> Any:

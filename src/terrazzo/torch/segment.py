@@ -26,6 +26,7 @@ from terrazzo.index.guards import Guard
 from terrazzo.knobs import knobs
 from terrazzo.ops.shape import permute_dims
 from terrazzo.torch.convert import Conversion, constant_value, converted, fresh
+from terrazzo.torch.devices import HOST, device_of
 from terrazzo.torch.entry import Result, Source, entry
 from terrazzo.torch.symbols import Names, index_of, symbols_in, variable
 from terrazzo.torch.unify import for_all_sizes
@@ -185,14 +186,22 @@ class Segment:
                 dims = getattr(variant.executable, "dims", [])
                 self.runs[sizes] = entry(
                     variant.executable, results(self.piece, numbers),
-                    self.sources(variant, numbers), [numbers[d.name] for d in dims], self.threads)
+                    self.sources(variant, numbers), [numbers[d.name] for d in dims], self.threads,
+                    self.device)
             return self.runs[sizes]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its results are made."""
+        return device_of(n.meta["val"] for n in self.piece.outputs)
 
     def sources(self, variant: Variant, numbers: Mapping[str, int]) -> list[Source]:
         """Where each input of the executable comes from: an argument, or an array for a size."""
         at = {n: i for i, n in enumerate(self.piece.inputs)}
-        rows = [torch.empty(numbers[name], dtype=torch.int8) for name in variant.extra]
-        return [*(Source(at[n], order=order_of(n.meta["val"]), has_gaps=not is_dense(n.meta["val"]))
+        rows = [torch.empty(numbers[name], dtype=torch.int8, device=self.device)
+                for name in variant.extra]
+        return [*(Source(at[n], order=order_of(n.meta["val"]), has_gaps=not is_dense(n.meta["val"]),
+                         is_elsewhere=n.meta["val"].device != self.device)
                   for n in variant.given), *(Source(row=row) for row in rows)]
 
     def variant(self, numbers: Mapping[str, int]) -> Variant:
@@ -230,6 +239,8 @@ class Segment:
         settings = knobs.now
         if self.threads and settings.threads != self.threads:
             settings = replace(settings, threads=self.threads)
+        if self.device != HOST:
+            settings = replace(settings, chip=self.device.type)
         return compile_graph(graph, strides=tuple(strides), options=Options(settings))
 
 
