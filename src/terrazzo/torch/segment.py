@@ -71,14 +71,19 @@ def symbols_of(nodes: Sequence[Node]) -> set[str]:
 
 
 # ---------------------------------------------------------------- tracing
-def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any]) -> tuple[Graph, list[Node]]:
-    """The graph of a piece, and the nodes that its inputs stand for; some may be constants."""
+def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any],
+           numbers: Mapping[Node, Value] | None = None) -> tuple[Graph, list[Node]]:
+    """The graph of a piece, and the nodes that its inputs stand for; some may be constants.
+
+    Nodes may also stand for `numbers`, which are inputs that come last.
+    """
     given = [n for n in piece.inputs if n not in frozen]
     module = piece.module
     into = Conversion({}, names, lambda path: operator.attrgetter(path)(module))
     inputs = [_stored(fresh(n, names, f"x{i}"), n) for i, n in enumerate(given)]
     with trace_scope():
         into.values.update((n, _as_seen(v, n)) for n, v in zip(given, inputs))
+        into.values.update(numbers or {})
         into.values.update((n, constant_value(t)) for n, t in frozen.items() if n in piece.inputs)
         for node in piece.nodes:
             if node.target is operator.getitem:
@@ -87,7 +92,7 @@ def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any]) -> tuple[Grap
                 into.values[node] = converted(node, into)
         outputs = tuple(_as_stored(into.values[n], n) for n in piece.outputs)
     sizes = _sizes_without_input(inputs, names)
-    return Graph(piece.name, (*inputs, *sizes), outputs), given
+    return Graph(piece.name, (*inputs, *sizes, *(numbers or {}).values()), outputs), given
 
 
 def _stored(value: Value, node: Node) -> Value:

@@ -28,7 +28,7 @@ from terrazzo.errors import CompileError, MissingDependency
 from terrazzo.knobs import knobs
 
 SOURCES = Path(__file__).parent / "native"
-UNITS = ("operators", "device", "memory")  # the longest first: they are compiled side by side
+UNITS = ("operators", "plans", "device", "memory")  # compiled side by side, the longest first
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=_gcu")
 _state: dict[str, ModuleType] = {}
 

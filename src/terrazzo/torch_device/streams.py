@@ -94,8 +94,7 @@ def current_stream(device: Any = None) -> Stream:
 
 def current_stream_handle() -> int | None:
     """The current stream of the current device as the runtime library knows it."""
-    start()
-    return torch.accelerator.current_stream().stream_id or None
+    return start().current_stream_handle() or None
 
 
 def default_stream(device: Any = None) -> Stream:

@@ -296,6 +296,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("device_count", &gcu::device_count);
   m.def("default_generator", &gcu::default_generator, py::return_value_policy::copy);
   m.def("start_autograd", &gcu::Engine::start, py::call_guard<py::gil_scoped_release>());
+  m.def("current_stream_handle",
+        [] { return int64_t(gcu::current_stream(gcu::current_device()).id()); });
   gcu::bind_memory(m);
+  gcu::bind_plans(m);
   gcu::bind_operators(m);
 }

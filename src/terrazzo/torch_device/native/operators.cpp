@@ -110,10 +110,18 @@ void synchronize(const Tensor& tensor) {
   check(library().gcuStreamSynchronize(handle(current_stream(tensor.get_device()))));
 }
 
+// As a kernel of the chip, where one can be compiled.
+bool copy_compiled(const Tensor& source, const Tensor& target) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  torch::jit::Stack stack{target, source, false};
+  return run_compiled(op, &stack);
+}
+
 void copy_on_devices(const Tensor& source, const Tensor& target) {
   bool same = source.get_device() == target.get_device();
   if (!same) synchronize(source);
   if (is_plain(source, target)) return move(source, target, !same);
+  if (same && copy_compiled(source, target)) return;
   synchronize(target);
   synchronize(source);
   on_host(target).copy_(on_host(source));
@@ -172,7 +180,7 @@ Tensor copy_from_and_resize(const Tensor& source, const Tensor& target) {
 at::Scalar local_scalar(const Tensor& self) { return at::_local_scalar_dense(self.to(at::kCPU)); }
 }  // namespace
 
-// ---------------------------------------------------------------- the way by the CPU
+// ---------------------------------------------------------------- compiled, or by the CPU
 namespace {
 std::mutex counting;
 std::unordered_map<std::string, int64_t> fallbacks;
@@ -217,6 +225,8 @@ void with_generator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
+  if (!draws && run_compiled(op, stack)) return;
   const auto& name = op.operator_name();
   std::string shown = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -226,7 +236,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     std::lock_guard<std::mutex> lock(counting);
     fallbacks[shown]++;
   }
-  if (op.hasTag(at::Tag::nondeterministic_seeded)) return with_generator(op, stack);
+  if (draws) return with_generator(op, stack);
   at::native::cpu_fallback(op, stack);
 }
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <pybind11/pybind11.h>
@@ -57,7 +58,9 @@ void record_stream(const c10::DataPtr& data, c10::Stream stream);
 at::Generator host_generator(const at::Generator& generator);  // whose numbers are drawn
 at::Generator default_host_generator(c10::DeviceIndex device);
 
+bool run_compiled(const c10::OperatorHandle& op, torch::jit::Stack* stack);  // false: there is none
 void bind_memory(pybind11::module_& m);
+void bind_plans(pybind11::module_& m);
 void bind_operators(pybind11::module_& m);
 
 }  // namespace gcu
