@@ -13,13 +13,18 @@ nn, F = torch.nn, torch.nn.functional
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with batch norm, pools, linear."""
+    """Two convolutions with batch norm, pools, linear.
+
+    Without biases that the norm takes away again: their gradient is rounding, which Adam makes
+    steps of.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
+            nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16),
+            nn.ReLU(), nn.MaxPool2d(2))
         self.head = nn.Linear(16 * 4 * 4, 10)
 
     def forward(self, x: Any) -> Any:
@@ -115,7 +120,87 @@ def test_autocast_chooses_types() -> None:
     assert weight.tolist() == [0.0, 0.0, 0.0]
 
 
-# ---------------------------------------------------------------- counted
+# ---------------------------------------------------------------- compiled, or counted
+def test_a_training_step_is_compiled(counted: ModuleType) -> None:
+    model = ConvNet().to("gcu")
+    opt = torch.optim.Adam(model.parameters())
+    x, y = (t.to("gcu") for t in batches(1)[0])
+    counted.reset_fallbacks()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    assert counted.fallbacks() == {}
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, y: x + y, lambda x, y: x.t() @ y, lambda x, y: x[:, ::2] * y[:, 1::2],
+    lambda x, y: x.softmax(-1), lambda x, y: torch.cat([x, y.t().reshape(6, 8)]),
+    lambda x, y: x.clone().add_(y, alpha=0.5), lambda x, y: x.double() - 1, lambda x, y: x.var(1),
+    lambda x, y: torch.add(x, y, out=torch.empty_like(x)), lambda x, y: x.clone().t().mul_(y.t()),
+    lambda x, y: (x > y).sum(0), lambda x, y: x.clone().clamp_(-0.5, 0.5), lambda x, y: -x[2:4],
+    lambda x, y: x.cumsum(1), lambda x, y: x.argmax(1), lambda x, y: x.to(torch.int32),
+    lambda x, y: x.clone().masked_fill_(y > 0, 7), lambda x, y: x[:1].expand(4, 8).contiguous(),
+    lambda x, y: 3 / y, lambda x, y: x.bfloat16() * 0.1])
+def test_operators_without_the_cpu(counted: ModuleType, call: Any) -> None:
+    made = torch.Generator().manual_seed(2)
+    x, y = torch.randn(6, 8, generator=made), torch.randn(6, 8, generator=made)
+    here = x.to("gcu"), y.to("gcu")
+    found, expected = call(*here), call(x, y)
+    assert counted.fallbacks() == {}
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_what_changes_itself_is_read_first(counted: ModuleType) -> None:
+    def changed(where: str) -> Any:
+        x = torch.arange(12.0).reshape(3, 4).to(where)
+        x.add_(x)
+        torch.mul(x, x, out=x)
+        x[1:].sub_(x[0])
+        x.t()[1:3].mul_(2)
+        x.div_(x.sum())
+        return x.cpu()
+
+    torch.testing.assert_close(changed("gcu"), changed("cpu"))
+    assert counted.fallbacks() == {}
+
+
+def test_numbers_that_vary_need_no_new_code(counted: ModuleType) -> None:
+    from terrazzo.torch_device import plans
+
+    made: list[bool] = []
+    before = plans._compiled
+
+    def counting(*args: Any) -> Any:
+        made.append(True)
+        return before(*args)
+
+    plans._compiled = counting
+    try:
+        x = torch.linspace(-1, 1, 7, dtype=torch.float64)
+        here = x.to("gcu")
+        for step in range(1, 9):
+            for a, b in ((here.clone(), x.clone()),):
+                a.addcdiv_(here, here + 2, value=-0.1 / step).mul_(1 - 0.01 * step)
+                b.addcdiv_(x, x + 2, value=-0.1 / step).mul_(1 - 0.01 * step)
+                torch.testing.assert_close(a.cpu(), b, rtol=1e-15, atol=0)
+    finally:
+        plans._compiled = before
+    assert 0 < len(made) <= 8
+    assert counted.fallbacks() == {}
+
+
+def test_wrong_calls_are_torchs_own_errors() -> None:
+    x = torch.ones(3, 4, device="gcu")
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(4\) must match"):
+        x + torch.ones(3, 5, device="gcu")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        x @ x
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.ones(3, dtype=torch.int32, device="gcu").add_(0.5)
+    with pytest.raises(IndexError, match="out of range"):
+        x.sum(5)
+
+
 def test_fallbacks_are_counted(counted: ModuleType) -> None:
     assert counted.fallbacks() == {}
     torch.linalg.svdvals(torch.eye(3, device="gcu"))

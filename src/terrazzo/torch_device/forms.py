@@ -16,6 +16,9 @@ import torch
 from terrazzo.torch.aten.registry import converter_of
 
 _PLACEMENT = {"dtype", "layout", "device", "pin_memory"}
+# Those that give new tensors and change arguments besides, which the others give after them.
+_BESIDES = {torch.ops.aten._native_batch_norm_legit.default:
+            torch.ops.aten._native_batch_norm_legit_functional.default}
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,10 +29,12 @@ class Form:
     kinds: tuple[str, ...]  # of each argument: "number" where a number is one that varies
     places: tuple[int, ...]  # which arguments the function takes, in its order
     names: tuple[str, ...]  # the names of those that it takes by name only, the last ones
-    targets: tuple[int, ...]  # arguments that take the results
+    targets: tuple[int, ...]  # arguments that take the results, those after `fresh` new ones
     read: frozenset[int]  # arguments that are read
     returns: int
     is_converted: bool
+    fresh: int = 0
+    is_copy: bool = False  # which other forms use to put results where they cannot write them
 
     @property
     def title(self) -> str:
@@ -62,10 +67,13 @@ def form_of(overload: Any) -> Form | None:
     wanted = [a for a in function._schema.arguments if a.name in known]
     targets = tuple(i for i, a in enumerate(arguments)
                     if a.alias_info is not None and a.alias_info.is_write)
+    fresh = len(schema.returns) if overload in _BESIDES else 0
+    if targets and not fresh and len(targets) != len(schema.returns):
+        return None
     places = tuple(known[a.name] for a in wanted)
     return Form(function, tuple(map(_kind, arguments)), places,
                 tuple(a.name for a in wanted if a.kwarg_only), targets, frozenset(places),
-                len(schema.returns), converted)
+                len(schema.returns), converted, fresh)
 
 
 class _Copy(Form):
@@ -77,7 +85,7 @@ class _Copy(Form):
 
 
 _COPY = _Copy(torch.ops.aten._to_copy.default, ("", "", ""), (1,), (), (0,), frozenset({1}), 1,
-              True)
+              True, is_copy=True)
 
 
 def _kind(argument: Any) -> str:
@@ -92,6 +100,8 @@ def _functional(overload: Any) -> Any:
     schema = overload._schema
     if not schema.is_mutable:
         return overload
+    if overload in _BESIDES:
+        return _BESIDES[overload]
     name = schema.name.removeprefix("aten::")
     plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     packet = getattr(torch.ops.aten, plain, None)

@@ -40,10 +40,12 @@ _fakes = FakeTensorMode(allow_non_fake_inputs=True)
 class _Given:
     """The arguments of a call, as nodes of a graph and as tensors without data."""
 
+    flat: bool = False  # whether tensors with gaps are read out of memory by computed places
     graph: FxGraph = field(default_factory=FxGraph)
     tensors: list[Any] = field(default_factory=list)  # fakes of the device's, in their order
     inputs: dict[Node, int] = field(default_factory=dict)  # tensors; ~n: number n
     numbers: dict[Node, Value] = field(default_factory=dict)
+    views: list[Node] = field(default_factory=list)  # of memory with gaps
     seen: int = 0  # numbers so far
 
     def argument(self, arg: Any, reads: bool) -> tuple[Any, Any]:
@@ -74,8 +76,15 @@ class _Given:
             place = len(self.tensors)
             self.tensors.append(fake)
         node = self.graph.placeholder(f"x{len(self.inputs)}")
-        node.meta["val"] = fake
         self.inputs[node] = place
+        node.meta["val"] = fake
+        if self.flat and not is_dense(fake):
+            span = 1 + sum((n - 1) * s for n, s in zip(fake.shape, fake.stride()))
+            node.meta["val"] = torch.empty(span, dtype=fake.dtype)
+            how = (list(fake.shape), list(fake.stride()), 0)
+            node = self.graph.call_function(torch.ops.aten.as_strided.default, (node, *how))
+            node.meta["val"] = fake
+            self.views.append(node)
         return node, fake
 
 
@@ -88,15 +97,34 @@ def compiled_call(operator_name: str, overload: str, args: Sequence[Any], reads_
     form = form_of(getattr(packet, overload or "default"))
     if form is None:
         return None
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad(), _fakes:
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
         try:
-            return _plan(form, args, reads_numbers)
+            return _plan(form, args, reads_numbers, flat=form.is_copy)
+        except _Unread:
+            flat = True
+        except (TerrazzoError, *FORMS):
+            return None
+        try:
+            return _plan(form, args, reads_numbers, flat)
         except (TerrazzoError, *FORMS):
             return None
 
 
-def _plan(form: Form, args: Sequence[Any], reads_numbers: bool) -> Any:
-    given = _Given()
+class _Unread(Exception):
+    """Code that was asked to read a tensor with gaps by its strides cannot."""
+
+
+def _plan(form: Form, args: Sequence[Any], reads_numbers: bool, flat: bool) -> Any:
+    given = _Given(flat)
+    with _fakes:  # constants of the code are tensors of the device, so it is not made in here
+        traced_call = _traced(form, args, given, reads_numbers)
+    if traced_call is None:
+        return None
+    return _compiled(form, *traced_call, given)
+
+
+def _traced(form: Form, args: Sequence[Any], given: _Given, reads_numbers: bool
+            ) -> tuple[Piece, list[Node | None], list[_Target]] | None:
     nodes, fakes = [], []
     for arg, kind in zip(args, form.kinds, strict=True):
         is_number = kind == "number" and type(arg) in (int, float)
@@ -109,7 +137,7 @@ def _plan(form: Form, args: Sequence[Any], reads_numbers: bool) -> Any:
     targets = [_target(form, i, given, fakes, node) for i, node in enumerate(outputs)]
     if None in targets:
         return None
-    return _compiled(form, piece, outputs, [t for t in targets if t is not None], given)
+    return piece, outputs, [t for t in targets if t is not None]
 
 
 def _one_node(form: Form, given: _Given, nodes: Sequence[Any], fakes: Sequence[Any]
@@ -132,7 +160,7 @@ def _one_node(form: Form, given: _Given, nodes: Sequence[Any], fakes: Sequence[A
             found.append(one)
     inside = [n for n in found if n is not None and n is not node]
     module = GraphModule({}, given.graph)
-    return Piece(form.title, module, (node, *inside), tuple(
+    return Piece(form.title, module, (*given.views, node, *inside), tuple(
         n for n in given.inputs if n not in given.numbers),
         tuple(n for n in found if n is not None)), found
 
@@ -165,6 +193,8 @@ def _decomposed(form: Form, given: _Given, nodes: Sequence[Any], fakes: Sequence
 
 def _replaced(arg: Any, table: dict[Node, Any]) -> Any:
     if isinstance(arg, Node):
+        if arg not in table:  # a view of memory with gaps
+            table[arg] = arg.target(table[arg.args[0]], *arg.args[1:])
         return table[arg]
     if isinstance(arg, (list, tuple)):
         return [_replaced(a, table) for a in arg]
@@ -181,9 +211,10 @@ class _Target:
 def _target(form: Form, i: int, given: _Given, fakes: Sequence[Any], node: Node | None
             ) -> _Target | None:
     """Where a result goes; None where our code cannot put it there."""
-    if not form.targets or node is None:
+    if not form.targets or node is None or i < form.fresh:
         return _Target()
-    wanted, made = fakes[form.targets[i]], node.meta["val"]
+    argument = form.targets[i - form.fresh]
+    wanted, made = fakes[argument], node.meta["val"]
     if not isinstance(wanted, torch.Tensor) or wanted.shape != made.shape:
         return None
     if not torch.can_cast(made.dtype, wanted.dtype):
@@ -191,7 +222,9 @@ def _target(form: Form, i: int, given: _Given, fakes: Sequence[Any], node: Node 
     place = next(n for n, t in enumerate(given.tensors) if t is wanted)
     if wanted.dtype is made.dtype and is_dense(wanted):
         node.meta["val"] = wanted  # it is stored as it lies there
-    return _Target(place, form.targets[i] in form.read)
+    elif form.is_copy:
+        return None
+    return _Target(place, argument in form.read)
 
 
 def _compiled(form: Form, piece: Piece, outputs: Sequence[Node | None],
@@ -206,6 +239,9 @@ def _compiled(form: Form, piece: Piece, outputs: Sequence[Node | None],
     code = getattr(executable, "code", None)
     if code is None:
         return None
+    if any(wanted is not None and found is None
+           for wanted, found in zip(strides, executable.strides)):
+        raise _Unread
     made = []
     for i, (result, target, node) in enumerate(zip(results(piece, {}), kept, piece.outputs)):
         if result.spread is not None:

@@ -29,6 +29,8 @@ CONVERTERS.update({f"aten.{name}": Converter(operator_named(ours), promotes=DEFA
 
 
 def _scaled(y: Any, alpha: Any) -> Any:
+    if isinstance(alpha, Value):  # a number that is known when the code runs
+        return y * alpha
     return y if alpha == 1 and not isinstance(alpha, bool) else y * alpha
 
 
