@@ -139,7 +139,8 @@ def test_a_training_step_is_compiled(counted: ModuleType) -> None:
     lambda x, y: (x > y).sum(0), lambda x, y: x.clone().clamp_(-0.5, 0.5), lambda x, y: -x[2:4],
     lambda x, y: x.cumsum(1), lambda x, y: x.argmax(1), lambda x, y: x.to(torch.int32),
     lambda x, y: x.clone().masked_fill_(y > 0, 7), lambda x, y: x[:1].expand(4, 8).contiguous(),
-    lambda x, y: 3 / y, lambda x, y: x.bfloat16() * 0.1])
+    lambda x, y: 3 / y, lambda x, y: x.bfloat16() * 0.1, lambda x, y: x.abs().logical_not(),
+    lambda x, y: torch.arange(8, device=x.device) + x])
 def test_operators_without_the_cpu(counted: ModuleType, call: Any) -> None:
     made = torch.Generator().manual_seed(2)
     x, y = torch.randn(6, 8, generator=made), torch.randn(6, 8, generator=made)

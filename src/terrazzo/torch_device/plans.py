@@ -68,6 +68,13 @@ class _Given:
         self.numbers[node] = Value(TensorType((), as_dtype(kind)), name=node.name)
         return node, arg
 
+    def forget(self, node: Any) -> None:
+        """Take a tensor out of the inputs that is written and never read."""
+        if node in self.views:
+            self.views.remove(node)
+            node = node.args[0]
+        self.inputs.pop(node, None)
+
     def _tensor(self, tensor: Any) -> tuple[Any, Any]:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         if tensor.device.type == "cpu":  # of no dimensions: it comes as a number does
@@ -131,7 +138,10 @@ def _traced(form: Form, args: Sequence[Any], given: _Given, reads_numbers: bool
         node, fake = (given.number if is_number else given.argument)(arg, reads_numbers)
         nodes.append(node)
         fakes.append(fake)
-    if any(0 in t.shape or refusal(t) is not None for t in given.tensors):
+    for i in {*form.targets} - form.read:
+        given.forget(nodes[i])
+    if any(refusal(t) is not None for t in given.tensors) or any(
+            0 in n.meta["val"].shape for n in given.inputs if n not in given.numbers):
         return None
     piece, outputs = (_one_node if form.is_converted else _decomposed)(form, given, nodes, fakes)
     targets = [_target(form, i, given, fakes, node) for i, node in enumerate(outputs)]
@@ -177,8 +187,9 @@ def _decomposed(form: Form, given: _Given, nodes: Sequence[Any], fakes: Sequence
 
     def call(*tensors: Any) -> Any:
         table = dict(zip(order, tensors))
-        args, kwargs = form.functional_arguments([_replaced(n, table) for n in nodes])
-        made = form.function(*args, **kwargs)
+        args, kwargs = form.functional_arguments(nodes)
+        made = form.function(*_replaced(args, table), **{
+            key: _replaced(arg, table) for key, arg in kwargs.items()})
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
     module = make_fx(call, decomposition_table=decompositions(), tracing_mode="real")(*values)
@@ -215,11 +226,12 @@ def _target(form: Form, i: int, given: _Given, fakes: Sequence[Any], node: Node 
         return _Target()
     argument = form.targets[i - form.fresh]
     wanted, made = fakes[argument], node.meta["val"]
-    if not isinstance(wanted, torch.Tensor) or wanted.shape != made.shape:
-        return None
-    if not torch.can_cast(made.dtype, wanted.dtype):
+    if not isinstance(wanted, torch.Tensor) or not torch.can_cast(made.dtype, wanted.dtype):
         return None
     place = next(n for n, t in enumerate(given.tensors) if t is wanted)
+    if wanted.shape != made.shape:  # an empty one becomes the result
+        is_new = wanted.numel() == 0 and argument not in form.read and wanted.dtype is made.dtype
+        return _Target(place) if is_new else None
     if wanted.dtype is made.dtype and is_dense(wanted):
         node.meta["val"] = wanted  # it is stored as it lies there
     elif form.is_copy:

@@ -245,8 +245,10 @@ void run(const Plan& plan, const Call& call, torch::jit::Stack* stack, size_t ar
   if (lock) lock.unlock();
   for (size_t i = 0; i < results.size(); i++) {
     int target = plan.outputs[i].target;
-    if (target >= 0 && !results[i].is_same(*call.tensors[target]))
-      call.tensors[target]->copy_(results[i]);
+    if (target < 0 || results[i].is_same(*call.tensors[target])) continue;
+    const Tensor& there = *call.tensors[target];
+    if (there.sizes() == results[i].sizes()) there.copy_(results[i]);
+    else there.set_(results[i].storage(), 0, results[i].sizes(), results[i].strides());
   }
   torch::jit::Stack answers;
   for (auto [kind, i] : plan.returns)
