@@ -51,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "torch": {"base", "ops", "graph", "chips", "codegen", "runtime", "compiler", "frontends",
               "calls"},
     "torch_device": {"base", "ops", "graph", "chips", "chips.gcu", "runtime", "compiler", "calls",
-                     "torch"},
+                     "torch", "triton_gcu"},
     "tools": {"base", "loop", "expr", "ops", "graph", "chips", "runtime", "compiler",
               "frontends.onnx.session", "calls", "torch"},
     "top": {"base", "ops", "graph", "chips", "chips.gcu", "runtime", "frontends.onnx.session",

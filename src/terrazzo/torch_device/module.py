@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from terrazzo.errors import TerrazzoError
+from terrazzo.torch_device.inductor import announce
 from terrazzo.torch_device.memory import (
     _dump_snapshot,
     _record_memory_history,
@@ -68,6 +69,7 @@ def _lazy_init() -> None:
 # ---------------------------------------------------------------- devices
 def is_available() -> bool:
     """Whether there is a device: it is all software, so wherever there is a compiler for it."""
+    announce()
     try:
         return device_count() > 0
     except TerrazzoError:
@@ -150,6 +152,16 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Whether there are bfloat16 numbers: always."""
     return True
+
+
+# ---------------------------------------------------------------- torch.compile
+def __getattr__(asked: str) -> Any:
+    """What Inductor asks for when it is about to generate code: loaded then."""
+    if asked in ("Scheduling", "PythonWrapperCodegen"):
+        from terrazzo.torch_device.inductor import backend
+
+        return getattr(backend, asked)
+    raise AttributeError(f"module {__name__!r} has no attribute {asked!r}")
 
 
 # ---------------------------------------------------------------- what runs on the CPU

@@ -8,12 +8,9 @@ from triton.runtime import driver
 from terrazzo.triton_gcu.compiler import GCUBackend
 from terrazzo.triton_gcu.driver import GCUDriver
 
-# Triton keeps compiled kernels by the number of their device: those of a driver that was active
-# before, or will be again, must be others.
-FIRST_NUMBER = 1000
-
 
 def activate() -> None:
     """Make Triton compile for the virtual chip from now on."""
     backends.setdefault("gcu", Backend(GCUBackend, GCUDriver))
-    driver.set_active(GCUDriver(FIRST_NUMBER))
+    GCUDriver.wanted = True
+    driver.set_active(GCUDriver())

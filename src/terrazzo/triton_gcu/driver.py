@@ -24,6 +24,8 @@ from terrazzo.triton_gcu.streams import current_device, current_stream
 # What is added to the number of a device under the sanitizer, for Triton keeps compiled kernels by
 # that number.
 SANITIZED = 500
+# And what is added where the driver of another backend was active before, or may be again.
+BESIDE_ANOTHER = 1000
 
 
 class Event:
@@ -102,8 +104,10 @@ class _Utils:
 class GCUDriver(triton_driver.DriverBase):
     """The virtual chip as Triton's active device; its devices are numbered from `first` on."""
 
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
+    wanted = False  # whether this process has chosen it (activate.py)
+
+    def __init__(self) -> None:
+        self.first = BESIDE_ANOTHER if self.wanted else 0
         self.utils = _Utils()
         self.launcher_cls = make_launcher
         self.get_current_stream = lambda device=None: current_stream()
@@ -118,7 +122,7 @@ class GCUDriver(triton_driver.DriverBase):
     @classmethod
     def is_active(cls) -> bool:
         """Only when asked for: it is for nobody who has a real one."""
-        return os.environ.get("TRITON_DEFAULT_BACKEND") == "gcu"
+        return cls.wanted or os.environ.get("TRITON_DEFAULT_BACKEND") == "gcu"
 
     def map_python_to_cpp_type(self, kind: str) -> str:
         return "void*" if kind.startswith("*") else kind

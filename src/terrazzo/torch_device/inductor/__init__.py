@@ -1,0 +1,45 @@
+"""The device for `torch.compile`: Inductor writes Triton, the Triton backend `gcu` compiles it.
+
+Everything goes through what torch has for devices that it does not know; nothing of it is replaced.
+Importing dynamo and Inductor takes seconds, so that they are told only when a program has imported
+them, by what torch asks of `torch.gcu` while it compiles:
+
+| torch asks | we register |
+|---|---|
+| `is_available()`, whenever it makes fake tensors | the interface (`interface.py`), the name |
+| `Scheduling`, when Inductor is about to lower | the rest (`backend.py`) |
+
+| file | what it does |
+|---|---|
+| `interface` | the device as dynamo sees it: streams, properties, guards |
+| `backend` | kernels, wrappers and benchmarks: what Inductor generates for the device |
+| `heuristics` | block sizes, for generated kernels |
+"""
+
+from __future__ import annotations
+
+import sys
+
+from terrazzo.torch_device.start import name
+
+_told: set[str] = set()
+
+
+def announce() -> None:
+    """Tell dynamo and Inductor that the device is there, if a program has imported them."""
+    if len(_told) == 2:
+        return
+    dynamo = sys.modules.get("torch._dynamo.device_interface")
+    if "interface" not in _told and hasattr(dynamo, "init_device_reg"):  # the last that it defines
+        _told.add("interface")
+        from terrazzo.torch_device.inductor import interface
+
+        interface.register()
+    kinds = getattr(sys.modules.get("torch._inductor.utils"), "GPU_TYPES", None)
+    if kinds is not None:  # without it, a number times a tensor may become a kernel of the CPU
+        _told.add("kind")
+        if name() not in kinds:
+            kinds.append(name())
+
+
+__all__ = ["announce"]

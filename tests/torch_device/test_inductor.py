@@ -1,0 +1,216 @@
+"""`torch.compile` on the device: Inductor writes Triton for it, results are those of the CPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device", "fresh")]
+nn, F = torch.nn, torch.nn.functional
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Kernels are compiled in this process, and afterwards Triton compiles for what it did before.
+    """
+    import torch._inductor.config as config
+    from triton.runtime import driver
+
+    before = driver.active
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with config.patch(compile_threads=1):
+        yield
+    driver.set_active(before)
+
+
+def code_of(function: Any, *args: Any, **options: Any) -> tuple[Any, str]:
+    """What a compiled function gives, and the code that Inductor wrote for it."""
+    from torch._inductor.utils import run_and_get_code
+
+    found, codes = run_and_get_code(torch.compile(function, **options), *args)
+    return found, "\n".join(codes)
+
+
+def on_chip(values: Any) -> list[Any]:
+    return [value.to("gcu") for value in values]
+
+
+X = 3 * torch.sin(1.7 * torch.arange(35 * 77.0)).reshape(35, 77)
+SQUARE = torch.linspace(-1, 1, 4096).view(64, 64)
+FUNCTIONS = {
+    "pointwise": (lambda x, y: torch.where(x > 0, x.sin() * y, x.exp() + 1), X, X.flip(0)),
+    "broadcast": (lambda x, y: x[:, None] * y.T[None] + 1, X[0], X),
+    "transposed": (lambda x, y: (x.T + y).contiguous(), SQUARE, SQUARE),
+    "softmax": (lambda x: F.softmax(x, -1), X),
+    "softmax of columns": (lambda x: F.log_softmax(x, 0), X),
+    "layer norm": (lambda x, w: F.layer_norm(x, (77,), w, w), X, X[0]),
+    "sums": (lambda x: (x.sum(), x.sum(0), x.mean(1), x.amax(0), x.argmin(1), x.var(1)), X),
+    "a long sum": (lambda x: x.exp().sum(), torch.linspace(-1, 0, 100_003)),
+    "long rows": (lambda x: F.softmax(x, -1), torch.linspace(-4, 4, 30_000).reshape(3, -1)),
+    "sums of few columns": (lambda x: x.sum(0), torch.linspace(0, 1, 4000).reshape(1000, 4)),
+    "cumulative sum": (lambda x: x.cumsum(1), X),
+    "sorted": (lambda x: x.flip(1).sort(1), X),
+    "gathered": (lambda x, i: x[:, i % 77] * 2, X, torch.arange(9)),
+    "added up at indices": (
+        lambda x, i: torch.zeros(5, 77, device=x.device).index_add(0, i % 5, x), X,
+        torch.arange(35)),
+    "matmul": (lambda x, y: F.relu(x @ y.T + 1), X, X),
+    "types": (lambda x: (x.half() * 2, x.bfloat16(), (x * 9).int() // 2, x > 1), X),
+    "number times tensor": (lambda x, n: x * n, X, torch.tensor(2.5)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_results_are_those_of_the_cpu(name: str) -> None:
+    function, *args = FUNCTIONS[name]
+    given = [a.to("gcu") if a.dim() else a for a in args]  # numbers stay on the CPU
+    found, code = code_of(function, *given, fullgraph=True)
+    assert "@triton.jit" in code and "'gcu'" in code
+    results = found if isinstance(found, tuple) else (found,)
+    assert all(result.device.type == "gcu" for result in results)
+    expected = function(*args)
+    torch.testing.assert_close(
+        [result.cpu() for result in results],
+        list(expected) if isinstance(expected, tuple) else [expected], rtol=2e-5, atol=2e-5)
+
+
+def test_one_kernel_for_a_chain(counted: ModuleType) -> None:
+    x = X.to("gcu")
+    counted.reset_fallbacks()
+    _, code = code_of(lambda x: F.layer_norm(F.gelu(x) * x, (77,)).tanh(), x)
+    assert code.count("async_compile.triton(") == 1
+    assert counted.fallbacks() == {}
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(12, 32), nn.LayerNorm(32), nn.GELU(),
+                                    nn.Linear(32, 5))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+def trained(where: str, compiled: bool) -> tuple[list[float], dict[str, Any]]:
+    torch.manual_seed(0)
+    model = MLP().to(where)
+    run = torch.compile(model) if compiled else model
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(3):
+        x = torch.linspace(-1, 1, 96).reshape(8, 12) * (step + 1)
+        loss = F.cross_entropy(run(x.to(where)), torch.arange(8, device=where) % 5)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, {k: v.cpu() for k, v in model.state_dict().items()}
+
+
+def test_training() -> None:
+    torch.testing.assert_close(trained("gcu", True), trained("cpu", False), rtol=1e-4, atol=1e-5)
+
+
+def test_dynamic_shapes() -> None:
+    function = torch.compile(lambda x: F.softmax(x, -1) + x.mean(0), dynamic=True, fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    for rows, columns in ((5, 40), (17, 333), (128, 1200), (2, 50)):
+        x = torch.linspace(-2, 2, rows * columns).reshape(rows, columns)
+        torch.testing.assert_close(function(x.to("gcu")).cpu(), F.softmax(x, -1) + x.mean(0),
+                                   rtol=2e-5, atol=2e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_the_second_device() -> None:
+    x = X.to("gcu:1")
+    found = torch.compile(lambda x: x * 2 + 1)(x)
+    assert found.device == torch.device("gcu:1")
+    torch.testing.assert_close(found.cpu(), X * 2 + 1)
+    assert torch.gcu.current_device() == 0
+
+
+def test_streams() -> None:
+    x = X.to("gcu")
+    function = torch.compile(lambda x: (x * 3).sum(1))
+    function(x)
+    stream = torch.gcu.Stream()
+    stream.wait_stream(torch.gcu.current_stream())
+    with torch.gcu.stream(stream):
+        found = function(x)
+    stream.synchronize()
+    torch.testing.assert_close(found.cpu(), (X * 3).sum(1), rtol=2e-5, atol=2e-5)
+
+
+# ---------------------------------------------------------------- block sizes
+def launches(function: Any, *args: Any) -> list[dict[str, Any]]:
+    """The configurations of the kernels of a compiled function."""
+    import re
+
+    from torch._inductor.codecache import PyCodeCache
+
+    PyCodeCache.cache_clear()
+    _, code = code_of(function, *args)
+    kernels = [getattr(module, kernel) for kernel in re.findall(r"^(triton_\w+) = ", code, re.M)
+               for module in PyCodeCache.modules if hasattr(module, kernel)]
+    return [{**launcher.config.kwargs, "num_warps": launcher.config.num_warps}
+            for kernel in kernels if hasattr(kernel, "launchers") for launcher in kernel.launchers]
+
+
+@pytest.mark.parametrize("size", [1000, 48 * 1024, 1 << 20])
+def test_elementwise_kernels_fill_the_units(size: int) -> None:
+    from terrazzo.triton_gcu.chip import description
+
+    (config,) = {tuple(c.items()) for c in launches(
+        lambda x: x * 2 + 1, torch.ones(size, device="gcu"))}
+    found = dict(config)
+    assert found["num_warps"] == 1
+    units = description().units
+    rounds = math.ceil(math.ceil(size / found["XBLOCK"]) / units)
+    assert rounds * found["XBLOCK"] <= max(1.15 * size / units, 64), found
+
+
+# ---------------------------------------------------------------- other processes
+CHILD = """
+import json, sys, time
+import torch
+from terrazzo.torch_device import register
+before = sorted(m for m in sys.modules if m.startswith(("torch._dynamo.", "torch._inductor.")))
+register()
+x = torch.linspace(-1, 1, 300).reshape(3, 100).to("gcu")
+early = sorted(m for m in sys.modules if m.startswith(("torch._dynamo.", "torch._inductor.")))
+found = torch.compile(lambda x: torch.softmax(x * 2, -1))(x)
+torch.testing.assert_close(found.cpu(), torch.softmax(x.cpu() * 2, -1))
+from torch._dynamo.utils import counters
+print(json.dumps({"new": [m for m in early if m not in before],
+                  "counters": dict(counters["inductor"])}))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_the_code(tmp_path: Path) -> None:
+    def child(**settings: str) -> dict[str, Any]:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+                       "TRITON_CACHE_DIR": str(tmp_path / "triton"), "TZ_TORCH_DEVICE": "gcu",
+                       **settings}
+        ran = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True,
+                             text=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr
+        report: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        return report
+
+    first, second = child(TORCHINDUCTOR_COMPILE_THREADS="2"), child()
+    assert first["new"] == []  # nothing of them is loaded before it is needed
+    assert first["counters"].get("fxgraph_cache_miss") == 1
+    assert second["counters"].get("fxgraph_cache_hit") == 1
