@@ -124,4 +124,5 @@ def test_benchmarks_tell_modelled_time() -> None:
     exact = (stream_cycles() - begin) / description().clock_khz
     assert modelled_bench(run) == exact
     assert modelled_bench(run, quantiles=(0.5, 0.2, 0.8)) == [exact] * 3
-    assert triton.testing.do_bench(run, warmup=0, rep=0.01) == pytest.approx(exact, rel=1e-9)
+    # Where torch has used the device, this is by its events, which tell float32.
+    assert triton.testing.do_bench(run, warmup=0, rep=0.01) == pytest.approx(exact, rel=1e-7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from triton.backends import Backend, backends
 from triton.runtime import driver
 
@@ -12,5 +14,8 @@ from terrazzo.triton_gcu.driver import GCUDriver
 def activate() -> None:
     """Make Triton compile for the virtual chip from now on."""
     backends.setdefault("gcu", Backend(GCUBackend, GCUDriver))
-    GCUDriver.wanted = True
+    if not GCUDriver.wanted:
+        with suppress(RuntimeError):  # there is none
+            _ = driver.default  # Triton looks for it once, and allows for one that wants to be it
+        GCUDriver.wanted = True
     driver.set_active(GCUDriver())
