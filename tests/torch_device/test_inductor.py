@@ -153,6 +153,80 @@ def test_streams() -> None:
     torch.testing.assert_close(found.cpu(), (X * 3).sum(1), rtol=2e-5, atol=2e-5)
 
 
+# ---------------------------------------------------------------- products
+def ramp(*sizes: int, dtype: Any = torch.float32) -> Any:
+    return torch.sin(0.7 * torch.arange(float(math.prod(sizes)))).reshape(sizes).to(dtype)
+
+
+PRODUCTS = {
+    "plain": (lambda a, b: a @ b, ramp(37, 70), ramp(70, 51)),
+    "left transposed": (lambda a, b: a.T @ b, ramp(70, 37), ramp(70, 51)),
+    "right transposed": (lambda a, b: a @ b.T + 1, ramp(37, 70), ramp(51, 70)),
+    "every other row": (lambda a, b: a[::2] @ b, ramp(38, 70), ramp(70, 51)),
+    "one row": (lambda a, b: a @ b, ramp(1, 300), ramp(300, 200)),
+    "batches": (lambda a, b: torch.bmm(a, b).relu(), ramp(3, 20, 33), ramp(3, 33, 18)),
+    "one for all": (lambda a, b: a @ b, ramp(3, 20, 33), ramp(33, 18)),
+    "half": (lambda a, b: a @ b, ramp(37, 70, dtype=torch.half), ramp(70, 51, dtype=torch.half)),
+    "bfloat16": (lambda a, b: a @ b, ramp(37, 70, dtype=torch.bfloat16),
+                 ramp(70, 51, dtype=torch.bfloat16)),
+    "what comes before": (lambda a, b: (a * 2 + 1) @ b.exp(), ramp(37, 70), ramp(70, 51)),
+    "attention": (lambda q, k: F.softmax(q @ k.transpose(1, 2), -1) @ k, ramp(2, 19, 16),
+                  ramp(2, 23, 16)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_triton(name: str, counted: ModuleType) -> None:
+    function, *args = PRODUCTS[name]
+    found, code = code_of(function, *on_chip(args), fullgraph=True)
+    assert "extern_kernels." not in code and "tl.dot" in code
+    assert counted.fallbacks() == {}
+    low = args[0].dtype != torch.float32
+    expected = function(*(arg.double() for arg in args)).to(args[0].dtype)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-2 if low else 2e-5,
+                               atol=1e-2 if low else 2e-5)
+
+
+def test_what_follows_a_product_is_part_of_its_kernel() -> None:
+    args = ramp(40), ramp(64, 48), ramp(48, 40)
+    function = lambda bias, a, b: F.relu(torch.addmm(bias, a, b)) * 2  # noqa: E731
+    found, code = code_of(function, *on_chip(args))
+    assert code.count("async_compile.triton(") == 1
+    torch.testing.assert_close(found.cpu(), function(*args), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 4, 3), (4, 0, 3), (4, 3, 0)])
+def test_products_of_nothing(m: int, k: int, n: int) -> None:
+    a, b = torch.ones(m, k), torch.ones(k, n)
+    found = torch.compile(lambda a, b: a @ b + 1)(*on_chip((a, b)))
+    assert torch.equal(found.cpu(), a @ b + 1)
+
+
+def test_products_of_any_size() -> None:
+    function = torch.compile(lambda a, b: (a @ b).relu(), dynamic=True, fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    for m, k, n in ((5, 40, 7), (130, 33, 60), (17, 260, 300)):
+        a, b = ramp(m, k), ramp(k, n)
+        torch.testing.assert_close(function(*on_chip((a, b))).cpu(), (a @ b).relu(), rtol=1e-4,
+                                   atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_tuning_takes_what_the_model_says() -> None:
+    from terrazzo.triton_gcu.driver import modelled_bench
+
+    args = on_chip((ramp(96, 128), ramp(128, 96)))
+    function = lambda a, b: F.softmax(a @ b, -1)  # noqa: E731
+    taken = []
+    for mode in (None, "max-autotune-no-cudagraphs"):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, mode=mode)
+        torch.testing.assert_close(compiled(*args).cpu(), function(*(a.cpu() for a in args)),
+                                   rtol=1e-4, atol=1e-5)
+        taken.append(modelled_bench(lambda run=compiled: run(*args)))
+    assert taken[1] <= taken[0]
+
+
 # ---------------------------------------------------------------- block sizes
 def launches(function: Any, *args: Any) -> list[dict[str, Any]]:
     """The configurations of the kernels of a compiled function."""

@@ -19,6 +19,7 @@ from torch._inductor.runtime.benchmarking import register_benchmarker
 
 from terrazzo.runtime.cache import source_stamp
 from terrazzo.torch_device.inductor import announce
+from terrazzo.torch_device.inductor.products import use_templates
 from terrazzo.torch_device.start import name
 from terrazzo.triton_gcu.activate import activate
 from terrazzo.triton_gcu.chip import description
@@ -69,10 +70,10 @@ class Scheduling(TritonScheduling):
 
 
 class Graphs(CustomGraphModulePass):
-    """Changes nothing in graphs; makes code that Inductor keeps ours alone, as we are now."""
+    """What we change in graphs; its name makes code that Inductor keeps ours, as we are now."""
 
     def __call__(self, gm: Any) -> None:
-        """There is nothing to do."""
+        use_templates(gm.graph)
 
     def uuid(self) -> str:
         """What generated code depends on beside Inductor."""
