@@ -86,6 +86,27 @@ def test_results_are_those_of_the_cpu(name: str) -> None:
         list(expected) if isinstance(expected, tuple) else [expected], rtol=2e-5, atol=2e-5)
 
 
+WHAT_INDUCTOR_LEAVES = {
+    "convolution": (lambda x, w: F.conv2d(x, w).relu(), torch.ones(2, 3, 9, 9).cumsum(3) / 9,
+                    torch.ones(4, 3, 3, 3).cumsum(2) / 9),
+    "channels last": (lambda x, w: F.conv2d(x, w).relu(), (torch.ones(2, 3, 9, 9).cumsum(3) / 9).to(
+        memory_format=torch.channels_last), torch.ones(4, 3, 3, 3).cumsum(2) / 9),
+    "singular values": (lambda x: torch.linalg.svdvals(x) * 2, X),
+    "fourier": (lambda x: torch.fft.rfft(x).abs(), X),
+    "sizes of data": (lambda x: x[x > 0] * 2, X),
+    "a number of a tensor": (lambda x: x / x.abs().sum().item(), X),
+    "double": (lambda x: x.double() @ x.double().T, X),
+}
+
+
+@pytest.mark.parametrize("name", WHAT_INDUCTOR_LEAVES)
+def test_what_inductor_leaves_to_operators(name: str) -> None:
+    function, *args = WHAT_INDUCTOR_LEAVES[name]
+    found = torch.compile(function)(*on_chip(args))
+    assert found.device.type == "gcu"
+    torch.testing.assert_close(found.cpu(), function(*args), rtol=1e-4, atol=1e-4)
+
+
 def test_one_kernel_for_a_chain(counted: ModuleType) -> None:
     x = X.to("gcu")
     counted.reset_fallbacks()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo import trace_rules
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 
 from terrazzo.torch_device import module
@@ -113,7 +114,8 @@ class Interface(DeviceInterface):
 
 
 def register() -> None:
-    """Tell dynamo of the device, and of each by its number."""
+    """Tell dynamo of the device, and of each by its number; our own code it need not trace."""
+    trace_rules.add("terrazzo")
     register_interface_for_device(name(), Interface)
     for index in range(module.device_count()):
         register_interface_for_device(f"{name()}:{index}", Interface)

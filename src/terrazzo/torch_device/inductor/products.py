@@ -78,14 +78,24 @@ DEPTHS = (16, 32, 64, 128)
 _library = torch.library.Library("terrazzo_inductor", "DEF")
 
 
-def _define(operator: str, does: Any) -> Any:
+def _define(operator: str, does: Any, takes: str = "Tensor a, Tensor b") -> Any:
     """An operator that only our graphs have; outside of them it does what torch's does."""
-    _library.define(f"{operator}(Tensor a, Tensor b) -> Tensor")
+    _library.define(f"{operator}({takes}) -> Tensor")
     _library.impl(operator, does, "CompositeExplicitAutograd")
     return getattr(torch.ops.terrazzo_inductor, operator).default
 
 
+def _convolution(*args: Any) -> Any:
+    return aten.convolution.default(*args).contiguous()
+
+
 OURS = {aten.mm.default: _define("mm", torch.mm), aten.bmm.default: _define("bmm", torch.bmm)}
+# Torch takes convolutions of a device that it does not know to lie row by row, whatever they are
+# of; ours keep the channels last where they were. Nor is Inductor to bring them there.
+CONVOLUTION = _define(
+    "convolution", _convolution,
+    "Tensor x, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+    "bool transposed, SymInt[] output_padding, SymInt groups")
 
 
 # ---------------------------------------------------------------- graphs
@@ -96,6 +106,8 @@ def use_templates(graph: Any) -> None:
             continue
         if node.target in OURS and len(node.args) == 2 and not node.kwargs:
             node.target = OURS[node.target]
+        elif node.target is aten.convolution.default and len(node.args) == 9:
+            node.target = CONVOLUTION
         elif node.target is aten.addmm.default and len(node.args) == 3 and not node.kwargs:
             _split_addmm(graph, node)
 
