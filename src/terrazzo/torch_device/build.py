@@ -28,6 +28,7 @@ from terrazzo.errors import CompileError, MissingDependency
 from terrazzo.knobs import knobs
 
 SOURCES = Path(__file__).parent / "native"
+OLDEST = (2, 13)  # of torch: what the native part is compiled with and tried
 UNITS = ("operators", "plans", "device", "memory")  # compiled side by side, the longest first
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=_gcu")
 _state: dict[str, ModuleType] = {}
@@ -119,7 +120,7 @@ def _compile(command: list[str], file: Path) -> None:
             print(" failed", file=sys.stderr)
             raise CompileError(
                 f"{command[0]} does not build the device for PyTorch {torch.__version__}:\n"
-                f"{wrong[0].strip()[:4000]}", hint="it is written for torch 2.13")
+                f"{wrong[0].strip()[:4000]}", hint=f"it is written for torch {OLDEST}")
         os.replace(f"{folder}/_gcu.so", file)
     print(f" {time.perf_counter() - start:.0f} s", file=sys.stderr)
 

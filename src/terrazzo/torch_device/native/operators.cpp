@@ -16,7 +16,8 @@
 #include <unordered_map>
 
 namespace py = pybind11;
-using at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
+// What torch's lists for autocast name without their namespace.
+using at::DimnameList, at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
 
 namespace gcu {
 namespace {
