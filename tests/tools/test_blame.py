@@ -129,8 +129,8 @@ def test_wrong_packing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wrong_vector_maths_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = vmath.FUNCTIONS["exp"]
-    monkeypatch.setitem(vmath.FUNCTIONS, "exp", replace(
-        sound, single=lambda b, x: b.fmul(sound.single(b, x), 1.01)))
+    monkeypatch.setitem(vmath.FUNCTIONS, "exp", sound._replace(
+        single=lambda b, x: b.fmul(sound.single(b, x), 1.01)))
     error = blamed(lambda x: tz.exp(x) + 1, *arrays_of((4, 8)), kinds=("given",))
     assert error.level == "code" and "the function 'exp' of float32" in (error.operator or "")
 

@@ -485,7 +485,7 @@ def test_a_wrong_quantised_rewrite_is_blamed(name: str, monkeypatch: pytest.Monk
         return answer * 2.0 if answer.dtype.is_float else tz.minimum(answer, 3)
 
     monkeypatch.setattr(quantized, "REWRITES", tuple(
-        replace(r, build=unsound) if r is sound else r for r in quantized.REWRITES))
+        r._replace(build=unsound) if r is sound else r for r in quantized.REWRITES))
     x = np.random.default_rng(0).uniform(-1, 1, graph.inputs[0].shape).astype(np.float32)
     with pytest.raises(verifier.Wrong) as caught:
         verifier.Subject(graph).check([x], ("graph",))

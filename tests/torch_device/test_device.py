@@ -284,3 +284,16 @@ def test_a_forbidden_fallback() -> None:
     ran = in_a_process("torch.linalg.svd(torch.ones(3, 3, device='gcu'))", TZ_GCU_FALLBACK="error")
     assert "NotImplementedError" in ran.stderr and "TZ_GCU_FALLBACK=error" in ran.stderr
     assert "aten::" in ran.stderr
+
+
+def test_compiling_for_the_cpu_is_no_first_use() -> None:
+    ran = in_a_process(
+        "f = torch.compile(lambda x: x + 1, backend='aot_eager')\n"
+        "assert float(f(torch.ones(3)).sum()) == 6 and torch.gcu.is_available()\n"
+        "print(torch.gcu.is_initialized())")
+    assert ran.stdout.strip() == "False", ran.stderr
+
+
+def test_torch_may_load_us_twice() -> None:
+    ran = in_a_process("autoload(); print(torch.gcu.device_count() > 0)")
+    assert ran.stdout.strip() == "True", ran.stderr

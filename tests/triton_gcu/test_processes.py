@@ -66,6 +66,7 @@ def test_a_variable_chooses_it_and_processes_share_the_cache(tmp_path: Path) -> 
 
 
 def test_it_is_active_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GCUDriver, "wanted", False)  # as these tests want it
     for chosen, active in ((None, False), ("cpu", False), ("gcu", True)):
         if chosen is None:
             monkeypatch.delenv("TRITON_DEFAULT_BACKEND", raising=False)

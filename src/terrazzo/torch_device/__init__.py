@@ -24,7 +24,10 @@ def autoload() -> None:
     """Called by `import torch`: make the device known, where the settings want it."""
     name = wanted()
     if name:
-        _register(name)
+        import torch
+
+        if not hasattr(torch, name):
+            _register(name)
 
 
 def wanted() -> str:

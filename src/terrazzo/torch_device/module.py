@@ -7,6 +7,7 @@ device is there before (`start.py`). Torch itself calls `_lazy_init` when a tens
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import torch
@@ -70,6 +71,10 @@ def _lazy_init() -> None:
 def is_available() -> bool:
     """Whether there is a device: it is all software, so wherever there is a compiler for it."""
     announce()
+    guards = sys.modules.get("torch._guards")
+    if not is_initialized() and guards is not None and (
+            guards.CompileContext.current_compile_id() is not None):
+        return False  # dynamo asks for each graph's stream: compiling for the CPU is no first use
     try:
         return device_count() > 0
     except TerrazzoError:

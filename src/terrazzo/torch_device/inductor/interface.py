@@ -113,9 +113,15 @@ class Interface(DeviceInterface):
         import terrazzo.triton_gcu.compiler  # noqa: F401
 
 
+# What runs when a plan is made in eager mode; operators that users register are traced.
+_UNTRACED = ("torch_device", "compiler", "graph", "ops", "expr", "loop", "index", "base", "chips",
+             "runtime")
+
+
 def register() -> None:
     """Tell dynamo of the device, and of each by its number; our own code it need not trace."""
-    trace_rules.add("terrazzo")
+    for part in _UNTRACED:
+        trace_rules.add(f"terrazzo.{part}")
     register_interface_for_device(name(), Interface)
     for index in range(module.device_count()):
         register_interface_for_device(f"{name()}:{index}", Interface)

@@ -11,13 +11,16 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <mutex>
 #include <unordered_map>
 
 namespace py = pybind11;
-// What torch's lists for autocast name without their namespace.
-using at::DimnameList, at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
+using at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+using at::DimnameList; // which older lists for autocast name without its namespace
+#endif
 
 namespace gcu {
 namespace {
