@@ -24,6 +24,7 @@ from terrazzo.compiler.options import Options
 from terrazzo.loop.ir import Function
 
 GCU = description.read(description.BUILT_IN)
+pytestmark = pytest.mark.slow  # ratios of times differ from processor to processor
 
 
 def numbers(*shape: int) -> np.ndarray:
