@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import terrazzo as tz
 from terrazzo.knobs import knobs
 from terrazzo.runtime import fastcall
+from terrazzo.runtime.executable import Executable
 
 
 def test_layouts_have_entries_of_their_own(rng: np.random.Generator) -> None:
@@ -35,6 +37,26 @@ def test_sizes_that_vary(rng: np.random.Generator) -> None:
     for n in (3, 7, 7, 20, 3):
         x = rng.standard_normal((n, n + 1)).astype(np.float32)
         np.testing.assert_allclose(soft(x).sum(0), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_more_arrays_than_arguments(kind: str, monkeypatch: pytest.MonkeyPatch,
+                                    rng: np.random.Generator) -> None:
+    """Calls with many arrays go the direct way too, also where sizes vary and layouts differ."""
+    convert: Any = np.asarray if kind == "numpy" else pytest.importorskip("torch").from_numpy
+    many = tz.jit(lambda *xs: tuple(x * i for i, x in enumerate(xs)) + (sum(xs, 0 * xs[0]),))
+    for n in (5, 6, 7):  # from the second on sizes vary
+        for turned in (False, True):
+            xs = [rng.standard_normal((n, n)).astype(np.float32) for _ in range(12)]
+            given = [convert(x.T if turned else x) for x in xs]
+            many(*given)
+            with monkeypatch.context() as patch:
+                patch.setattr(Executable, "run", None)  # the general way
+                results = many(*given)
+            for i, (x, result) in enumerate(zip(given, results)):
+                np.testing.assert_array_equal(np.asarray(result), np.asarray(x) * i)
+            total = np.sum([np.asarray(x) for x in given], 0)
+            np.testing.assert_allclose(np.asarray(results[-1]), total, rtol=1e-5, atol=1e-5)
 
 
 def test_scalars_do_not_take_the_place_of_arrays() -> None:

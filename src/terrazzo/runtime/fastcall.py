@@ -196,14 +196,12 @@ def entry(executable: Any, structure: Any, arrays: Sequence[Any], threads: int =
     It runs on so many threads, or on those of the knob.
     """
     code: Any = getattr(executable, "code", None)  # not where the host takes part
-    direct = code is not None and code.call_pointers is not None
-    if direct and code.call_numpy is not None and numpy_layout_known() and all(
-            type(a) is _ndarray for a in arrays):
+    direct = code is not None and (code.call_numpy or code.call_slots) is not None
+    if direct and numpy_layout_known() and all(type(a) is _ndarray for a in arrays):
         return _direct(executable, structure, arrays, _numpy_ways(executable), threads)
     numbers = [i for i, a in enumerate(arrays) if type(a) is _ndarray and a.ndim == 0]
-    if direct and device_of(arrays):
+    if code is not None and code.call_pointers is not None and device_of(arrays):
         return _on_device(executable, structure, arrays, threads)
-    direct = direct and code.call_numpy is not None
     if direct and len(numbers) < len(arrays) and (not numbers or numpy_layout_known()) and all(
             hasattr(a, "data_ptr") for i, a in enumerate(arrays) if i not in numbers):
         quick = _direct(executable, structure, arrays, _torch_ways(executable), threads)
@@ -275,13 +273,34 @@ class _Ways(NamedTuple):
     """How one kind of array is handled: what native code is given of it, how it is made."""
 
     native: Callable[..., Any]
-    handle: Callable[[Any], Any] | None  # None: the object itself
+    addresses: Callable[[Sequence[Any]], tuple[Sequence[Any], list[int]]] | None  # None: objects
     empty: Callable[..., Any]
     described: Callable[[Any, tuple[int, ...]], tuple[Any, ...]]  # arguments of `empty`
 
 
 def _numpy_ways(executable: Any) -> _Ways:
-    return _Ways(executable.code.call_numpy, None, np.empty, lambda dtype, shape: (shape, dtype.np))
+    def described(dtype: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        return shape, dtype.np
+
+    code = executable.code
+    if code.call_numpy is not None:
+        return _Ways(code.call_numpy, None, np.empty, described)
+    at = ctypes.c_int64.from_address
+
+    def addresses(arrays: Sequence[Any]) -> tuple[Sequence[Any], list[int]]:
+        return arrays, [at(id(a) + NUMPY_DATA).value for a in arrays]
+
+    return _Ways(_in_slots(code.call_slots), addresses, np.empty, described)
+
+
+def _in_slots(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call with many arguments: they go in an array."""
+    def native(*given: int) -> None:
+        *slots, arena, threads = given
+        table = (ctypes.c_int64 * len(slots))(*slots)
+        call(ctypes.addressof(table), arena, threads, 0)
+
+    return native
 
 
 def _on_device(executable: Any, structure: Any, arrays: Sequence[Any], threads: int
@@ -326,7 +345,8 @@ def _torch_ways(executable: Any, device: Any = None) -> _Ways:
     empty = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None) or general
     if device.index:  # the quick way is for the current device
         empty = general
-    return _Ways(executable.code.call_pointers, torch.Tensor.data_ptr, empty, described)
+    code = executable.code
+    return _Ways(code.call_pointers or _in_slots(code.call_slots), _addresses, empty, described)
 
 
 def _threads(executable: Any) -> int:
@@ -363,13 +383,13 @@ def _in_large_pages(empty: Callable[..., Any]) -> Callable[..., Any]:
 def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways, threads: int
             ) -> Callable[..., Any]:
     """Everything that layouts and types decide is decided here, once; a call does the rest."""
-    native, handle, empty = ways.native, ways.handle, ways.empty
+    native, addresses, empty = ways.native, ways.addresses, ways.empty
     slow = partial(executable.run, threads=threads)
     sizes = executable.bind(arrays)
     types = executable.output_shapes(sizes)
     outputs = [ways.described(dtype, shape) for dtype, shape in types]
     on_host = executable.chip.memory is HOST
-    if handle is not None and on_host and any(
+    if addresses is _addresses and on_host and any(
             math.prod(shape) * dtype.itemsize >= pages.FRESH for dtype, shape in types):
         empty = _in_large_pages(empty)
     crooked = [i for i, a in enumerate(arrays)
@@ -389,12 +409,12 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
             results = [empty(*o) for o in outputs]
         except (MemoryError, RuntimeError, ValueError):
             return pack(structure, slow(args))  # which says what is too large
-        if handle is None:
+        if addresses is None:
             given: Sequence[Any] = (*args, *results)
         else:
-            given = [handle(a) for a in results]
-            args, pointers = _addresses(args)
-            given = [*pointers, *given]
+            made = addresses(results)[1]
+            args, pointers = addresses(args)
+            given = [*pointers, *made]
         arena = executable.take_arena(arena_size)
         native(*given, *sizes, arena.address, state[1])
         executable.give_arena(arena)
@@ -402,7 +422,8 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
             executable.check_memory()
         return results if as_made else pack(structure, results)
 
-    if structure not in (0, [0]) or len(outputs) != 1 or crooked or arena_size or allocates:
+    if structure not in (0, [0]) or len(outputs) != 1 or crooked or arena_size or allocates or (
+            addresses not in (None, _addresses)):
         return run
     (described,) = outputs
     listed = structure == [0]
@@ -417,7 +438,7 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
             out = empty(*described)
         except (MemoryError, RuntimeError, ValueError):
             return pack(structure, slow(args))  # which says what is too large
-        if handle is None:
+        if addresses is None:
             native(*args, out, *sizes, 0, state[1])
         else:
             try:
