@@ -30,10 +30,11 @@ from terrazzo.chips.gcu.tally import (
     TRANSFERS,
     VECTOR,
 )
+from terrazzo.chips.registry import chip_named
 from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.options import Options
 from terrazzo.dtypes import bfloat16, float32, float64, int64
-from terrazzo.index import Var
+from terrazzo.index import Var, ceildiv, maximum, minimum
 from terrazzo.loop.interpret import run
 from terrazzo.loop.ir import (
     Alloc,
@@ -60,10 +61,10 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def functions(op: Any, arrays: Sequence[np.ndarray], attrs: dict[str, Any]) -> list[Function]:
+def functions(op: Any, arrays: Sequence[np.ndarray], attrs: dict[str, Any],
+              chip: str = "gcu") -> list[Function]:
     graph, over = op.compiled.graph_over(list(arrays), attrs)
-    options = Options.now()
-    return list(Lowering(graph, options.chip, options=options, over=over).functions)
+    return list(Lowering(graph, chip_named(chip), options=Options.now(), over=over).functions)
 
 
 def native(function: Function) -> Any:
@@ -96,10 +97,11 @@ KERNELS = {
 WIDER = {"convolution"}
 
 
+@pytest.mark.parametrize("chip", ["gcu", "cpu"])  # which loops are cut for
 @pytest.mark.parametrize("name", KERNELS)
-def test_counts_are_those_of_counting_by_doing(name: str) -> None:
+def test_counts_are_those_of_counting_by_doing(name: str, chip: str) -> None:
     op, arrays, attrs = KERNELS[name]
-    (function,) = functions(op, arrays, attrs)
+    (function,) = functions(op, arrays, attrs, chip)
     out = np.zeros(function.params[-1].size, np.float32)
     given = [*function.arranged(arrays), out]
     (machine_out, plain) = out.copy(), out.copy()
@@ -273,6 +275,36 @@ def test_counts_of_nested_loops_are_closed_forms(size: int) -> None:
         got = hand(body, n=size)
         machine = Machine(kernel(body, n), GCU, memory(), {n: size})
         assert row(got)[:4] == machine.outside.row()[:4]
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 100, 127, 128])
+def test_a_row_in_blocks_is_as_long_as_the_row(size: int) -> None:
+    copy = Store(z, i * 32 + j, x[i * 32 + j])
+    left = minimum(n - i * 32, 32)
+    cut = loop(i, 4, vector(maximum(left, 0), copy))
+    either = loop(i, ceildiv(n, 32), If(call("eq", as_scalar(left), as_scalar(32)),
+                                        vector(32, copy), vector(left, copy)))
+    for body in (cut, either):
+        got = hand(body, n=size)
+        assert got[LOAD] == got[STORE] == 4 * size
+    rows_of = loop(k, 5, loop(i, 4, vector(maximum(left, 0), Store(
+        z, k * n + i * 32 + j, x[k * n + i * 32 + j]))))
+    assert hand(rows_of, n=size)[LOAD] == 5 * 4 * size
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 31, 40])
+def test_both_sides_of_a_condition_count_what_they_touch(size: int) -> None:
+    """Of all conditions on sizes, each place once: that of one side, or of the other."""
+    at, limit = as_scalar(i), as_scalar(n)
+    conditions = [call("lt", at, limit), call("eq", at, limit), call("ne", at, limit),
+                  call("and", call("ge", at, as_scalar(3)), call("lt", at, limit)),
+                  call("lt", as_scalar(minimum(i, n - 4)), as_scalar(7)),
+                  call("gt", as_scalar(maximum(i, n - 4)), as_scalar(7))]
+    for condition in conditions:
+        body = loop(i, 40, If(condition, vector(1, Store(z, i, x[i])),
+                              vector(1, Store(z, i, y[i]))))
+        machine = Machine(kernel(body, n), GCU, memory(), {n: size})
+        assert row(hand(body, n=size)) == machine.outside.row(), (condition, size)
 
 
 def memory() -> list[np.ndarray]:

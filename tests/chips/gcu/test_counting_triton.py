@@ -108,14 +108,16 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     driver.reset_active()
 
 
-def case(kernel: Any, programs: int, *args: Any, **constants: Any) -> Case:
+def case(chip: str, kernel: Any, programs: int, *args: Any, **constants: Any) -> Case:
     from terrazzo.triton_cpu import compiler
+    from terrazzo.triton_gcu import compiler as for_gcu
 
     found: list[Any] = []
     make = compiler._make_loops
 
-    def keep(*given: Any) -> Any:
-        found.append(make(*given))
+    def keep(module: Any, metadata: dict[str, Any]) -> Any:
+        found.append(make(module, metadata) if chip == "cpu"
+                     else for_gcu._make_loops(module, metadata, GCU))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -131,25 +133,28 @@ def case(kernel: Any, programs: int, *args: Any, **constants: Any) -> Case:
     return Case(function, arrays, dims, programs)
 
 
-def cases() -> dict[str, Any]:
+def cases(chip: str) -> dict[str, Any]:
     torch.manual_seed(0)
     f = torch.rand
-    return {
-        "softmax": lambda: case(softmax, 7, f(7, 300), torch.empty(7, 300), 300, B=512),
-        "matmul": lambda: case(matmul, 4, f(32, 48), f(48, 64), torch.empty(32, 64), 32, 64, 48,
-                               BM=16, BN=32, BK=16),
-        "ragged matmul": lambda: case(matmul, 6, f(30, 41), f(41, 70), torch.empty(30, 70), 30, 70,
-                                      41, BM=16, BN=32, BK=16),
-        "rows": lambda: case(rows_of, 5, f(20, 30), torch.tensor([3, 9, 1, 1, 7]),
-                             torch.empty(5, 30), 30, B=32),
-        "add": lambda: case(add, 4, f(1000), f(1000), torch.empty(1000), 1000, B=256),
-        "until": lambda: case(until, 3, f(192) * torch.arange(192), torch.empty(192), 192, B=64),
+    given: dict[str, Any] = {
+        "softmax": lambda: (softmax, 7, f(7, 300), torch.empty(7, 300), 300, {"B": 512}),
+        "matmul": lambda: (matmul, 4, f(32, 48), f(48, 64), torch.empty(32, 64), 32, 64, 48,
+                           {"BM": 16, "BN": 32, "BK": 16}),
+        "ragged matmul": lambda: (matmul, 6, f(30, 41), f(41, 70), torch.empty(30, 70), 30, 70,
+                                  41, {"BM": 16, "BN": 32, "BK": 16}),
+        "rows": lambda: (rows_of, 5, f(20, 30), torch.tensor([3, 9, 1, 1, 7]),
+                         torch.empty(5, 30), 30, {"B": 32}),
+        "add": lambda: (add, 4, f(1000), f(1000), torch.empty(1000), 1000, {"B": 256}),
+        "until": lambda: (until, 3, f(192) * torch.arange(192), torch.empty(192), 192, {"B": 64}),
     }
+    return {name: lambda make=make: case(chip, *(a := make())[:-1], **a[-1])
+            for name, make in given.items()}
 
 
+@pytest.mark.parametrize("chip", ["gcu", "cpu"])  # which loops are cut for
 @pytest.mark.parametrize("name", ["softmax", "matmul", "ragged matmul", "rows", "add", "until"])
-def test_counts_are_those_of_counting_by_doing(name: str) -> None:
-    made = cases()[name]()
+def test_counts_are_those_of_counting_by_doing(name: str, chip: str) -> None:
+    made = cases(chip)[name]()
     table = np.zeros((made.programs, 8), np.int64)
     after = made.run(counted(made.function, GCU), table)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(after, made.run(made.function)))

@@ -22,7 +22,7 @@ from terrazzo.chips.spec import ChipSpec, LaunchRules
 from terrazzo.errors import DeviceError
 from terrazzo.knobs import knobs
 
-FORMAT = 1
+FORMAT = 2
 """Grows when counts change their meaning: code that counted otherwise is code for another chip."""
 MATRIX_TYPES = ("f64", "f32", "tf32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8")
 _LARGEST = 1 << 40  # of any number: products of two of them are what the model computes with

@@ -7,12 +7,12 @@ mention. An index that data enters is a new place every time, of whole granules 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from terrazzo.base.scalar import Scalar
 from terrazzo.chips.gcu.description import Description
-from terrazzo.chips.gcu.series import positive
+from terrazzo.chips.gcu.series import clamp_of, mentions, positive, total
 from terrazzo.chips.gcu.tally import (
     LOAD,
     STORE,
@@ -65,7 +65,6 @@ class Shape:
     apart: Index  # how many times all of them, at places that nobody foresees
     most: Index | None  # places that there are at all
     guards: Guards
-    loose: bool  # a guard was left out
     scattered: bool  # data decides where rows of it begin
 
     @property
@@ -99,7 +98,7 @@ def shape_of(access: Access, depth: int, guards: Guards) -> Shape | None:
     """The places of an access while the loops from `depth` on run; None: nobody knows."""
     inner = access.loops[depth:]
     ranges: dict[Var, Interval] = {}
-    rest, loose = _about_others(guards, {loop.var for loop in inner})
+    rest = _about_others(guards, {loop.var for loop in inner})
     for loop in inner:
         lo, hi = interval_of(loop.lo, ranges).lo, interval_of(loop.hi, ranges).hi
         if lo is None or hi is None:
@@ -110,9 +109,11 @@ def shape_of(access: Access, depth: int, guards: Guards) -> Shape | None:
     apart: Index = 1
     first: dict[Var, Index] = {}
     is_line = True
+    blocks = _blocks(access, inner, ranges, guards)
     for var, (lo, hi) in ranges.items():
         assert lo is not None and hi is not None
         step, trip = coefficient(access.index, var), positive(plus(hi - lo, 1))
+        trip = blocks.get(var, trip)
         if step is None or var in access.hangs:
             is_line = is_line and step is not None
             apart = apart * trip
@@ -126,19 +127,43 @@ def shape_of(access: Access, depth: int, guards: Guards) -> Shape | None:
     merged = _merged(dims)
     base = substitute(access.index, first)
     return Shape(base, tuple(s for s, _ in merged), tuple(t for _, t in merged), apart, most, rest,
-                 loose, access.data is not None or not access.hangs.isdisjoint(ranges))
+                 access.data is not None or not access.hangs.isdisjoint(ranges))
 
 
-def _about_others(guards: Guards, inner: set[Var]) -> tuple[Guards, bool]:
-    """The guards that no inner loop decides, and whether one hangs on them in a way beyond us."""
-    rest, loose = [], False
-    for guard in guards:
-        inside = inner & free_vars(guard) if isinstance(guard, IndexExpr) else set()
-        if not inside:
-            rest.append(guard)
-        elif len(inside) > 1 or bound_by(guard, next(iter(inside))) is None:
-            loose = True
-    return tuple(rest), loose
+def _blocks(access: Access, inner: Sequence[For], ranges: Mapping[Var, Interval], guards: Guards
+            ) -> dict[Var, Index]:
+    """Loops over blocks of a row, of which the last is shorter: how often both run, as one loop.
+
+    The inner one has the length of the row then, and the one around it a single iteration.
+    """
+    made: dict[Var, Index] = {}
+    for number, loop in enumerate(inner):
+        length = loop.hi - loop.lo
+        step = coefficient(access.index, loop.var)
+        if not isinstance(length, IndexExpr) or step is None or (
+                step == 0):
+            continue
+        names = free_vars(length)
+        around = [outer for outer in inner[:number] if outer.var in names]
+        if len(around) != 1 or around[0].var in made or mentions(loop.lo, around[0].var) or any(
+                mentions(guard, loop.var) for guard in guards):
+            continue
+        var = around[0].var
+        clamp, (lo, hi) = clamp_of(length, var), ranges[var]
+        if clamp is None or clamp.lo != 0 or not access.hangs.isdisjoint((var, loop.var)) or (
+                coefficient(access.index, var) != abs(clamp.step) * step):
+            continue
+        assert lo is not None and hi is not None
+        row = total(length, var, lo, hi + 1)
+        if row is not None:
+            made[loop.var], made[var] = row, 1
+    return made
+
+
+def _about_others(guards: Guards, inner: set[Var]) -> Guards:
+    """The guards that no inner loop decides: those of one loop clip it, others are left out."""
+    return tuple(g for g in guards if not isinstance(g, IndexExpr) or inner.isdisjoint(
+        free_vars(g)))
 
 
 def _clip(guards: Guards, var: Var, whole: Interval, around: Mapping[Var, Interval]) -> Interval:
@@ -188,10 +213,10 @@ class Footprint:
     tally: Tally = field(default_factory=Tally)
     size: Index = 0
 
-    def add(self, access: Access, shape: Shape, sign: int) -> None:
+    def add(self, access: Access, shape: Shape) -> None:
         """One more access, in the order in which they happen."""
         place = (access.buffer, id(access.data), shape.steps, shape.base)
-        key = (access.buffer, id(access.data), shape.steps, shape.guards, sign)
+        key = (access.buffer, id(access.data), shape.steps, shape.guards)
         if access.reads and place not in self.made:
             self.loads.setdefault(key, []).append((access, shape))
         if access.writes:
@@ -204,15 +229,12 @@ class Footprint:
         room: dict[object, dict[object, Index]] = {}
         for counter, groups in ((LOAD, self.loads), (STORE, self.stores)):
             for key, rows in groups.items():
-                buffer, guards, sign = key[0], rows[0][1].guards, key[4]
-                assert isinstance(sign, int)
+                buffer, guards = key[0], rows[0][1].guards
                 for amount in self._union(rows):
-                    self.tally.add(counter, sign * amount, guards)
-                    self.tally.add(TRANSFERS, sign * self._pieces(amount), guards)
-                    if sign > 0:
-                        by_guards = room.setdefault(buffer, {})
-                        by_guards[guards, counter] = by_guards.get(
-                            (guards, counter), 0) + amount
+                    self.tally.add(counter, amount, guards)
+                    self.tally.add(TRANSFERS, self._pieces(amount), guards)
+                    by_guards = room.setdefault(buffer, {})
+                    by_guards[guards, counter] = by_guards.get((guards, counter), 0) + amount
         for sizes in room.values():
             known = [size for size in sizes.values() if isinstance(size, int)]
             self.size = self.size + max(known, default=0)

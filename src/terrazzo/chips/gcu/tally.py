@@ -1,13 +1,13 @@
 """Counts as closed forms: sums of index expressions, each of which counts where its guards hold.
 
 A guard is an index that must not be negative. What a condition on sizes and loop variables decides
-is a sum of guarded terms (of "not", one minus them), so a count under it can be added up over the
-loops around it, and is written down once, outside of them.
+is a sum of guarded terms of which one holds, so a count under it can be added up over the loops
+around it, and is written down once, outside of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -18,6 +18,8 @@ from terrazzo.chips.gcu.series import total as total_of
 from terrazzo.index import (
     Index,
     IndexExpr,
+    Max,
+    Min,
     Var,
     bounds,
     ceildiv,
@@ -27,14 +29,15 @@ from terrazzo.index import (
     minimum,
     substitute,
 )
-from terrazzo.index.nodes import items, sort_key
+from terrazzo.index.nodes import canonical, items, sort_key
 from terrazzo.loop.ir import For
 
 VECTOR, MATRIX, SCALAR, LOAD, STORE, LOCAL, TRANSFERS, LAUNCHES = range(8)
 COUNTERS = 8
 Guards = tuple[Index, ...]
-When = tuple[tuple[int, Guards], ...]  # a sum of signed products of guards: 0 or 1
-ALWAYS: When = ((1, ()),)
+When = tuple[Guards, ...]  # of which at most one holds as a whole
+Sides = tuple[When, When]  # where a condition holds, and where it does not
+ALWAYS: When = ((),)
 _SHORT = 6  # terms of an expression
 _MOST_TERMS = 8  # of a condition: beyond that, what it guards is counted where it runs
 
@@ -53,12 +56,12 @@ class Tally:
 
     def include(self, other: Tally, when: When = ALWAYS) -> None:
         """Count what another one counts, where a condition holds."""
-        for sign, more in when:
+        for more in when:
             for guards, row in other.terms.items():
                 joint = _joined(guards, more)
                 if joint is not None:
                     for counter, amount in enumerate(row):
-                        self.add(counter, amount if sign == 1 else sign * amount, joint)
+                        self.add(counter, amount, joint)
 
     def over(self, loop: For) -> tuple[Tally, Tally]:
         """What all iterations of a loop count together, and what of one has no such form."""
@@ -140,15 +143,23 @@ def is_short(index: Index) -> bool:
 
 
 def _joined(guards: Guards, more: Guards) -> Guards | None:
-    """Both, without those that hold anyway; None where one never does."""
+    """Both, without those that hold anyway or by another one; None where they never do."""
     kept = list(guards)
     for guard in more:
         known = holds(guard)
-        if known is False:
+        if known is False or any(_below_zero(guard + other) for other in kept):
             return None
-        if known is None and guard not in kept:
+        if known is None:
+            apart = [guard - other for other in kept]
+            if any(isinstance(d, int) and d >= 0 for d in apart):
+                continue
+            kept = [other for other, d in zip(kept, apart) if not isinstance(d, int)]
             kept.append(guard)
-    return tuple(sorted(kept, key=sort_key)) if len(kept) > len(guards) else guards
+    return tuple(sorted(kept, key=sort_key)) if kept != list(guards) else guards
+
+
+def _below_zero(index: Index) -> bool:
+    return isinstance(index, int) and index < 0
 
 
 def _clipped(guards: Guards, loop: For) -> tuple[Index, Index, Guards] | None:
@@ -207,62 +218,83 @@ def _index(value: Scalar, known: Mapping[int, Index | None]) -> Index | None:
     return None
 
 
-def when(condition: Scalar) -> When | None:
-    """A condition as guards; None where data decides it, or where it is too long."""
-    known: dict[int, When | None] = {}
+def when(condition: Scalar) -> Sides | None:
+    """Where a condition holds, and where not; None where data decides it, or where it is long."""
+    known: dict[int, Sides | None] = {}
     for node in walk(condition):
         known[id(node)] = _when(node, known)
     return known[id(condition)]
 
 
-def _when(condition: Scalar, known: Mapping[int, When | None]) -> When | None:
+def _when(condition: Scalar, known: Mapping[int, Sides | None]) -> Sides | None:
     if isinstance(condition, Const):
-        return ALWAYS if condition.value else ()
+        return (ALWAYS, ()) if condition.value else ((), ALWAYS)
     if not isinstance(condition, Call) or not condition.dtype.is_bool:
         return None
     if condition.op in ("eq", "ne", *_DISTANCE):
-        sides = [as_index(a) for a in condition.args]
-        if sides[0] is None or sides[1] is None:
+        values = [as_index(a) for a in condition.args]
+        if values[0] is None or values[1] is None:
             return None
-        apart = sides[0] - sides[1]
+        apart = values[0] - values[1]
         if condition.op in _DISTANCE:
             sign, shift = _DISTANCE[condition.op]
-            return ((1, (sign * apart + shift,)),)
-        return _equal(apart) if condition.op == "eq" else negated(_equal(apart))
+            return guarded(sign * apart + shift)
+        equal = _both_hold(guarded(apart), guarded(-apart))
+        return equal if condition.op == "eq" else _swapped(equal)
     parts = [part for a in condition.args if (part := known[id(a)]) is not None]
     if condition.op not in ("and", "or", "not") or len(parts) < len(condition.args):
         return None
     if condition.op == "not":
-        return negated(parts[0])
+        return _swapped(parts[0])
     if condition.op == "and":
-        return both(*parts)
-    neither = both(negated(parts[0]), negated(parts[1]))
-    return None if neither is None else negated(neither)
+        return _both_hold(*parts)
+    return _swapped(_both_hold((parts[0][1], parts[0][0]), (parts[1][1], parts[1][0])))
 
 
-def _equal(apart: Index) -> When:
-    return ((1, (apart, -apart)),)
+def _swapped(sides: Sides | None) -> Sides | None:
+    return None if sides is None else (sides[1], sides[0])
 
 
-def negated(condition: When) -> When:
-    """One where the other is zero."""
-    return _summed([*ALWAYS, *((-sign, guards) for sign, guards in condition)])
+def _both_hold(a: Sides, b: Sides) -> Sides | None:
+    """Where two conditions hold; else the first does not, or it does and the second does not."""
+    holding, second = both(a[0], b[0]), both(a[0], b[1])
+    if holding is None or second is None or len(a[1]) + len(second) > _MOST_TERMS:
+        return None
+    return holding, (*a[1], *second)
 
 
 def both(a: When, b: When) -> When | None:
-    """The product of two conditions; None where it has too many terms."""
-    made = []
-    for sign, guards in a:
-        for other, more in b:
-            joint = _joined(guards, more)
-            if joint is not None:
-                made.append((sign * other, joint))
-    short = _summed(made)
-    return short if len(short) <= _MOST_TERMS else None
+    """Where both hold; None where that has too many terms."""
+    made = [joint for guards in a for more in b
+            if (joint := _joined(guards, more)) is not None]
+    return tuple(made) if len(made) <= _MOST_TERMS else None
 
 
-def _summed(terms: Iterable[tuple[int, Guards]]) -> When:
-    totals: dict[Guards, int] = {}
-    for sign, guards in terms:
-        totals[guards] = totals.get(guards, 0) + sign
-    return tuple((sign, guards) for guards, sign in totals.items() if sign)
+def guarded(guard: Index) -> Sides:
+    """Where an index is not negative, and where it is.
+
+    What is said without a minimum or maximum can be said of loops that it hangs on.
+    """
+    holding, failing = _split(guard), _split(-guard - 1)
+    if len(failing) > 1 == len(holding):
+        return _all_of(failing)[::-1]
+    return _all_of(holding)
+
+
+def _split(guard: Index) -> Guards:
+    """A guard as several that hold together exactly where it does: of a minimum, all sides."""
+    for monomial, factor in items(guard):
+        if len(monomial) == 1 and isinstance(monomial[0], Min if factor > 0 else Max):
+            rest = guard - canonical({monomial: factor})
+            return tuple(part for side in monomial[0].args
+                         for part in _split(rest + factor * side))
+    return (guard,)
+
+
+def _all_of(guards: Guards) -> Sides:
+    """Where all guards hold; else the first fails, or it holds and the second fails, and so on."""
+    joint = _joined((), guards)
+    if joint is None:
+        return (), ALWAYS
+    parts = (_joined(joint[:n], (-guard - 1,)) for n, guard in enumerate(joint))
+    return (joint,), tuple(part for part in parts if part is not None)

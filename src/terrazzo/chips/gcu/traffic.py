@@ -26,10 +26,10 @@ from terrazzo.chips.gcu.tally import (
     When,
     as_index,
     both,
+    guarded,
     holds,
     is_short,
     is_unit,
-    negated,
     when,
 )
 from terrazzo.chips.gcu.work import Places
@@ -125,17 +125,17 @@ class Traffic:
     def _branches(self, stmt: If, loops: tuple[For, ...], only: When, known: frozenset[Var]
                   ) -> Walk[list[Access]]:
         found = self.heads[id(stmt)] = self._reads(stmt, loops, only)
-        condition = when(stmt.cond)
-        then, orelse = ALWAYS, ALWAYS  # within a branch that data chose, there is no further one
-        if condition is not None:
-            condition = tuple((sign, tuple(substitute(g, self.values) for g in guards))
-                              for sign, guards in condition)
-            then = both(only, condition) or only
-            orelse = both(only, negated(condition)) or only
-        for branch, body, inner in ((0, stmt.then, then), (1, stmt.orelse, orelse)):
+        sides = when(stmt.cond)
+        for branch, body in enumerate((stmt.then, stmt.orelse)):
             if body is not None:
+                inner = ALWAYS  # within a branch that data chose, there is no further one
+                if sides is not None:
+                    side = tuple(tuple(substitute(g, self.values) for g in guards)
+                                 for guards in sides[branch])
+                    joint = both(only, side)
+                    inner = only if joint is None else joint
                 inside = yield self._collect(body, loops, inner, known)
-                if condition is None:
+                if sides is None:
                     self.islands.append(Island(stmt, branch, body, len(loops), known))
                 else:
                     found = found + inside
@@ -209,12 +209,12 @@ class Traffic:
         inner, self.places = self.places, outer
         if not inner.inside and parts.terms == once.tally.terms:
             return parts
-        fits: When = ((1, (room,)),)
+        fits, too_large = guarded(room)
         made = Tally()
         made.include(once.tally, fits)
-        made.include(parts, negated(fits))
+        made.include(parts, too_large)
         for place, tally in inner.inside.items():
-            self.places.inside.setdefault(place, Tally()).include(tally, negated(fits))
+            self.places.inside.setdefault(place, Tally()).include(tally, too_large)
         return made
 
     def _shared(self, found: list[Access], known: frozenset[Var]) -> Tally:
@@ -225,7 +225,7 @@ class Traffic:
                 or any(self.task in free_vars(i) for loop in a.loops for i in (loop.lo, loop.hi)
                        if isinstance(i, IndexExpr))}
         made = Tally()
-        first: When = ((1, (self.chip.units - 1 - self.task,)),)
+        first: When = ((self.chip.units - 1 - self.task,),)
         for accesses, only in ((list(mine.values()), ALWAYS),
                                ([a for a in found if id(a) not in mine], first)):
             part = self._footprint(accesses, 0, known)
@@ -274,12 +274,11 @@ class Traffic:
         """The places of some accesses, or None where their number is not known yet."""
         made = Footprint(self.chip)
         for access in found:
-            for sign, guards in access.only:
+            for guards in access.only:
                 shape = shape_of(access, depth, guards)
                 if shape is None or not shape.names <= known:
                     return None
-                if sign > 0 or not shape.loose:
-                    made.add(access, shape, sign)
+                made.add(access, shape)
         made.settle()
         return made
 

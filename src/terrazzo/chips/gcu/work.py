@@ -35,7 +35,6 @@ from terrazzo.chips.gcu.tally import (
     Tally,
     as_index,
     is_unit,
-    negated,
     trips,
     when,
 )
@@ -102,13 +101,13 @@ class Places:
 
     def choose(self, stmt: If, then: Tally, orelse: Tally) -> Tally:
         """What is known outside of a branch."""
-        made, condition = Tally(), when(stmt.cond)
-        if condition is None:
+        made, sides = Tally(), when(stmt.cond)
+        if sides is None:
             self.add(stmt, then)
             self.add(stmt, orelse, 1)
         else:
-            made.include(then, condition)
-            made.include(orelse, negated(condition))
+            made.include(then, sides[0])
+            made.include(orelse, sides[1])
         return made
 
 
