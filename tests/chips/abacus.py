@@ -46,6 +46,7 @@ class Beads:
     """A recipe followed step by step."""
 
     allocates = False
+    models_time = False
     call_pointers = call_numpy = call_slots = None
 
     def __init__(self, recipe: Recipe, constants: Sequence[int]):

@@ -51,6 +51,8 @@ class Code(Protocol):
 
     allocates: bool
     """Whether kernels take memory of their own, and may fail to get it."""
+    models_time: bool
+    """Whether the clock of `run` tells nanoseconds of a model of time; else it has any unit."""
     call_pointers: Callable[..., Any] | None
     call_numpy: Callable[..., Any] | None
     """Direct entries for Python: addresses or numpy arrays, then sizes, arena and threads."""

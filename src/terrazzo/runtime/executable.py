@@ -237,8 +237,10 @@ class Executable:
         start = time.perf_counter_ns()
         self.code.run(slots, arena.address, threads, clock.ctypes.data)
         elapsed = time.perf_counter_ns() - start
-        ticks = max(int(clock[-1] - clock[0]), 1)
-        scale = elapsed / ticks
+        ticks = int(clock[-1] - clock[0])
+        if self.code.models_time:
+            elapsed = ticks
+        scale = elapsed / max(ticks, 1)
         table = dict(zip(self.dims, sizes, strict=True))
         kernels = [KernelTime(row["name"], row["origin"], (clock[i] - clock[0]) * scale,
                               (clock[i + 1] - clock[i]) * scale, _known(row["flops"], table),

@@ -20,6 +20,8 @@ _DIRECT = ("tz_call_pointers", "tz_call_numpy")
 class NativeCode:
     """The functions that a module of `llvm/program.py` exports."""
 
+    models_time = False
+
     def __init__(self, name: str, made: Assembled, constants: Sequence[int]):
         _check_features(name, made)
         facts = made.facts

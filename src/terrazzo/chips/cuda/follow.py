@@ -65,6 +65,7 @@ class Followed:
     """Code of one executable that is followed step by step."""
 
     allocates = False
+    models_time = False
     call_pointers: Callable[..., Any] | None = None
     call_numpy: Callable[..., Any] | None = None
     call_slots: Callable[..., Any] | None = None

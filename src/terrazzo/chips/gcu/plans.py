@@ -63,6 +63,7 @@ class Plan:
     """Code of one executable, launched in the current stream; launches do not wait."""
 
     allocates = False
+    models_time = True
     call_numpy: Callable[..., Any] | None = None
 
     def __init__(self, name: str, made: Assembled, constants: Sequence[int], chip: Description):
