@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,30 +45,6 @@ def test_cycles_are_the_same_in_ten_runs() -> None:
     runs = [cycles_of_some_kernels() for _ in range(10)]
     assert min(runs[0]) > description().launch_cycles
     assert all(run == runs[0] for run in runs)
-
-
-PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from terrazzo.triton_gcu.activate import activate
-activate()
-import test_time
-print(test_time.cycles_of_some_kernels())
-"""
-
-
-@pytest.mark.parametrize(("bits", "threads"), [("256", "1"), ("512", "3")])
-def test_cycles_do_not_depend_on_the_processor(bits: str, threads: str, tmp_path: Path) -> None:
-    from terrazzo.chips.cpu.description import host
-
-    if int(bits) > host(0).vector_bits:
-        pytest.skip(f"no vectors of {bits} bits here")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)], capture_output=True, text=True,
-        timeout=300, env={**os.environ, "TZ_VECTOR_BITS": bits, "TZ_THREADS": threads,
-                          "TRITON_CACHE_DIR": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(cycles_of_some_kernels())
 
 
 # ---------------------------------------------------------------- autotuning
