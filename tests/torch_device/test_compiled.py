@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -72,3 +73,20 @@ def test_frozen_parameters_and_calls_of_torch_in_between(device: ModuleType) -> 
     with torch.no_grad():
         made = torch.compile(f, backend="terrazzo", options={"freeze": True})(x.to("gcu"))
         torch.testing.assert_close(made.cpu(), torch.linalg.svdvals(model.cpu()(x)) + 1)
+
+
+def test_operators_between_graphs_are_compiled_untraced(device: ModuleType) -> None:
+    """One that is called there for the first time has our compiler run: no business of dynamo's."""
+    @torch.compile(backend="eager")
+    def broken(x: Any) -> Any:
+        for _ in range(2):  # dynamo gives this frame up, and traces what it calls
+            with threading.Lock():
+                torch._dynamo.graph_break()
+                x = torch.softmax(x, 1) * 2
+        return x
+
+    x = torch.ones(3, 113, device="gcu")  # of a size that nothing else has
+    frames = torch._dynamo.utils.counters["frames"]
+    frames.clear()
+    assert float(broken(x).sum()) == pytest.approx(6, abs=1e-5)
+    assert frames["total"] == 1

@@ -144,6 +144,28 @@ def test_training() -> None:
     torch.testing.assert_close(trained("gcu", True), trained("cpu", False), rtol=1e-4, atol=1e-5)
 
 
+IN_WORKERS = """
+import torch
+from terrazzo.torch_device import register
+register()
+import torch._inductor.config as config
+from torch._inductor.async_compile import AsyncCompile
+config.compile_threads, config.force_disable_caches = 2, True
+AsyncCompile.wait_pool_ready()
+assert AsyncCompile.use_process_pool()
+x = torch.linspace(-1, 1, 600).reshape(20, 30)
+found = torch.compile(lambda x: x @ x.T)(x.to("gcu"))
+torch.testing.assert_close(found.cpu(), x @ x.T)
+"""
+
+
+def test_templates_are_compiled_in_other_processes() -> None:
+    """With nothing compiled there before that would have chosen the backend."""
+    ran = subprocess.run([sys.executable, "-c", IN_WORKERS], capture_output=True, text=True,
+                         timeout=300)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_dynamic_shapes() -> None:
     function = torch.compile(lambda x: F.softmax(x, -1) + x.mean(0), dynamic=True, fullgraph=True)
     torch._dynamo.utils.counters.clear()

@@ -6,6 +6,7 @@ any other graph, once, and called the direct way.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -317,9 +318,16 @@ def _out_of_pairs(x: np.ndarray, value: Value) -> np.ndarray:
 
 def to_torch(x: np.ndarray) -> Any:
     """The same memory as a torch tensor, also for types that numpy itself has not."""
+    x = np.ascontiguousarray(x).reshape(x.shape)
+    if not x.flags.writeable:  # a constant; torch has no such tensors, and would warn
+        with warnings.catch_warnings(action="ignore"):
+            return _from_numpy(x)
+    return _from_numpy(x)
+
+
+def _from_numpy(x: np.ndarray) -> Any:
     import torch
 
-    x = np.ascontiguousarray(x).reshape(x.shape)
     try:
         return torch.from_numpy(x)
     except TypeError:

@@ -19,7 +19,7 @@ from torch._inductor.runtime.benchmarking import register_benchmarker
 
 from terrazzo.runtime.cache import source_stamp
 from terrazzo.torch_device.inductor import announce
-from terrazzo.torch_device.inductor.products import use_templates
+from terrazzo.torch_device.inductor.products import OUR_IMPORTS, use_templates
 from terrazzo.torch_device.start import name
 from terrazzo.triton_gcu.activate import activate
 from terrazzo.triton_gcu.chip import description
@@ -51,8 +51,7 @@ class Kernel(TritonKernel):
     @classmethod
     @cache
     def gen_common_triton_imports(cls) -> str:
-        ours = "from terrazzo.torch_device.inductor import heuristics as triton_heuristics\n"
-        return TritonKernel.gen_common_triton_imports() + ours
+        return TritonKernel.gen_common_triton_imports() + OUR_IMPORTS
 
     def inductor_meta_per_kernel(self) -> dict[str, Any]:
         sizes = {axis: int(size) for axis, size in self.numels.items() if _is_number(size)}

@@ -113,15 +113,10 @@ class Interface(DeviceInterface):
         import terrazzo.triton_gcu.compiler  # noqa: F401
 
 
-# What runs when a plan is made in eager mode; operators that users register are traced.
-_UNTRACED = ("torch_device", "compiler", "graph", "ops", "expr", "loop", "index", "base", "chips",
-             "runtime")
-
 
 def register() -> None:
     """Tell dynamo of the device, and of each by its number; our own code it need not trace."""
-    for part in _UNTRACED:
-        trace_rules.add(f"terrazzo.{part}")
+    trace_rules.add("terrazzo.torch_device")
     register_interface_for_device(name(), Interface)
     for index in range(module.device_count()):
         register_interface_for_device(f"{name()}:{index}", Interface)

@@ -22,7 +22,11 @@ from torch._inductor.kernel.mm_common import _is_static_problem, mm_args, mm_gri
 from torch._inductor.kernel_inputs import MMKernelInputs
 from torch._inductor.lowering import register_lowering
 from torch._inductor.runtime.runtime_utils import next_power_of_2
-from torch._inductor.select_algorithm import TritonTemplate, autotune_select_algorithm
+from torch._inductor.select_algorithm import (
+    TritonTemplate,
+    TritonTemplateKernel,
+    autotune_select_algorithm,
+)
 from torch._inductor.template_heuristics.registry import register_template_heuristic
 from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, MMTemplateConfigMixin
 from torch._inductor.virtualized import V
@@ -65,10 +69,29 @@ ONE_OF_MANY = """
     if idx_q >= {{size("A", 0)}}:
         return
 """
-mm_template = TritonTemplate(
+# What the source of a kernel begins with: it is all that a process which compiles it sees of us.
+OUR_IMPORTS = "from terrazzo.torch_device.inductor import heuristics as triton_heuristics\n"
+
+
+class ProductKernel(TritonTemplateKernel):
+    """A kernel made of one of our templates."""
+
+    @classmethod
+    def gen_common_triton_imports(cls) -> str:
+        found: str = super().gen_common_triton_imports()
+        return found + OUR_IMPORTS
+
+
+class ProductTemplate(TritonTemplate):
+    """A template whose kernels are compiled for the chip in any process."""
+
+    kernel_type = ProductKernel
+
+
+mm_template = ProductTemplate(
     name="gcu_mm", grid=mm_grid,
     source=TEMPLATE.replace("BATCH", "").replace("INDICES", ""))
-bmm_template = TritonTemplate(
+bmm_template = ProductTemplate(
     name="gcu_bmm", grid=bmm_grid,
     source=TEMPLATE.replace("BATCH", ONE_OF_MANY).replace("INDICES", '"idx_q", '))
 

@@ -126,6 +126,14 @@ py::object python_of(const IValue& value) {
   return torch::jit::toPyObject(value);
 }
 
+// While it is there, dynamo leaves the frames of this thread alone: an operator may be called first
+// between the graphs of a compiled function, and our compiler is no part of that.
+struct Untraced {
+  py::object set = py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame");
+  py::object before = set(py::none());
+  ~Untraced() { set(before); }
+};
+
 Plan* made(const c10::OperatorHandle& op, const Call& call, at::ArrayRef<IValue> arguments,
            bool reads_numbers) {
   py::gil_scoped_acquire gil;
@@ -133,6 +141,7 @@ Plan* made(const c10::OperatorHandle& op, const Call& call, at::ArrayRef<IValue>
     py::list given;
     for (const IValue& value : arguments) given.append(python_of(value));
     const auto& name = op.operator_name();
+    Untraced untraced;
     py::object answer = (*compiler)(name.name, name.overload_name, given, reads_numbers);
     return answer.is_none() ? nullptr : new Plan(answer.cast<Plan&>());
   } catch (py::error_already_set& error) {
