@@ -9,9 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
 from terrazzo.errors import UnsupportedOperator  # noqa: E402
 from terrazzo.torch import backend  # noqa: E402
 from terrazzo.torch.entry import held  # noqa: E402
+from terrazzo.torch.scalars import read_from_rank_0  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -133,13 +136,31 @@ def test_gradients_that_are_negated_or_conjugated_when_read(tangent: Any) -> Non
 
 @pytest.mark.parametrize("function", [
     lambda x, s: x * s.item() + 1, lambda x, s: torch.full((3,), s.item()),
-    lambda x, s: x.clamp(max=s.item()), lambda x, s: (x + (x * 2).sum().item(), s.item())])
+    lambda x, s: x * s.item(), lambda x, s: x.clamp(max=s.item()),
+    lambda x, s: (x + (x * 2).sum().item(), s.item())])
 def test_a_number_out_of_a_tensor_in_arithmetic(function: Any) -> None:
     """The tensor will do: nothing is left to torch."""
     x, s = torch.randn(5), torch.tensor([[1.3]])
     fast = torch.compile(function, backend=backend.terrazzo, fullgraph=True,
                          options={"fallback": "error"})
     torch.testing.assert_close(fast(x, s), function(x, s))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1)])
+def test_numbers_are_read_from_tensors_without_axes(shape: tuple[int, ...]) -> None:
+    """Torch up to 2.11 puts the tensor in place of the number, with all its axes."""
+    graph = torch.fx.Graph()
+    source = graph.placeholder("s")
+    source.meta["example_value"] = FakeTensorMode().from_tensor(torch.ones(shape))
+    graph.output((graph.call_method("item", (source,)),))
+    gm = torch.fx.GraphModule({}, graph)
+    read_from_rank_0(gm)
+    item = next(n for n in gm.graph.nodes if n.target == "item")
+    if shape == (2, 1):  # no number: eager mode says so
+        assert item.args == (source,)
+        return
+    assert item.args[0].meta["example_value"].shape == ()
+    assert gm(torch.full(shape, 1.5)) == (1.5,)
 
 
 def test_indices_that_vary_and_are_negative() -> None:

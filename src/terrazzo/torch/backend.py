@@ -23,6 +23,7 @@ from terrazzo.torch.devices import HOST, device_of
 from terrazzo.torch.freezing import Frozen
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.program import Program, compiled
+from terrazzo.torch.scalars import read_from_rank_0
 
 INFERENCE = "graph"  # the name of graphs that no gradient is asked of
 FORWARD = "forward"  # of those whose backward pass may come
@@ -32,6 +33,7 @@ WATCHERS: list[Callable[[Program], None]] = []  # told of every program that is 
 def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = None) -> Any:
     """Compile a graph that dynamo captured."""
     given = BackendOptions.of(options)
+    read_from_rank_0(gm)
     # Whoever watches wants to see programs made; what is kept is code of the host.
     tag = "" if WATCHERS or device_of(example_inputs) != HOST else key_tag(gm, given)
 
