@@ -1,17 +1,23 @@
-"""What compiled code depends on, as keys of the cache, and what lies under them."""
+"""What compiled code depends on, as keys of the cache, and what lies under them.
+
+What makes code is not imported here: to find it takes none of that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from terrazzo.compiler.lowering import Lowering
-from terrazzo.compiler.options import Options
+from terrazzo.chips.registry import chip_for
 from terrazzo.errors import ArtifactError
+from terrazzo.knobs import Settings
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.cache import default_cache, make_key, source_stamp
-from terrazzo.runtime.content import Unknowable, graph_text
 from terrazzo.runtime.executable import Executable
+
+if TYPE_CHECKING:
+    from terrazzo.compiler.lowering import Lowering
+    from terrazzo.compiler.options import Options
 
 
 def graph_key(lowering: Lowering, notes: Mapping[str, Any] | None = None) -> str:
@@ -19,6 +25,8 @@ def graph_key(lowering: Lowering, notes: Mapping[str, Any] | None = None) -> str
 
     What users' rules do is told best by the graph that they made.
     """
+    from terrazzo.runtime.content import Unknowable, graph_text
+
     rewritten = bool(lowering.options.rules)
     if not lowering.chip.keeps_code:
         return ""
@@ -37,10 +45,15 @@ def model_key(options: Options, *parts: str) -> str:
 
     Empty where there are rules of the user's: a digest does not tell what they make of a model.
     """
-    if options.rules or not options.chip.keeps_code:
+    return "" if options.rules else settings_key(options.settings, *parts)
+
+
+def settings_key(settings: Settings, *parts: str) -> str:
+    """The same where there are no rules; empty where a chip's code is not kept."""
+    chip = chip_for(settings)
+    if not chip.keeps_code:
         return ""
-    return make_key(source_stamp(), str(options.settings.code_key), "model", *parts,
-                    chip=options.chip.spec)
+    return make_key(source_stamp(), str(settings.code_key), "model", *parts, chip=chip.spec)
 
 
 def load_compiled(key: str, options: Options) -> Executable | None:

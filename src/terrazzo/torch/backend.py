@@ -2,28 +2,35 @@
 
 AOTAutograd makes graphs of ATen operators without mutation, forward and backward; each becomes a
 `Program` (`program.py`): segments that our compiler makes (`segment.py`), and calls of torch in
-between for what has no converter (`aten/`, which says how to add one).
+between for what has no converter (`aten/`, which says how to add one). All of that is imported when
+a graph is not found among those that were kept (`cached.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import (
+    SerializableAOTDispatchCompiler,
+    aot_module_simplified,
+)
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from terrazzo.torch.cached import kept, key_tag, serializable
-from terrazzo.torch.decompositions import decompositions
 from terrazzo.torch.devices import HOST, device_of
-from terrazzo.torch.freezing import Frozen
 from terrazzo.torch.options import BackendOptions
-from terrazzo.torch.program import Program, compiled
 from terrazzo.torch.scalars import read_from_rank_0
+
+if TYPE_CHECKING:
+    from terrazzo.torch.program import Program
 
 INFERENCE = "graph"  # the name of graphs that no gradient is asked of
 FORWARD = "forward"  # of those whose backward pass may come
@@ -42,19 +49,64 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
             return serializable(partial(_program, name=name, options=given))
         return partial(_compile, name=name, options=given)
 
-    backend = aot_autograd(
-        fw_compiler=compiler(FORWARD),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler(INFERENCE),
-        decompositions=decompositions(),
-        partition_fn=min_cut_rematerialization_partition,
-    )
+    parts = {"fw_compiler": compiler(FORWARD), "bw_compiler": compiler("backward"),
+             "inference_compiler": compiler(INFERENCE), "decompositions": _WhenTraced(),
+             "partition_fn": min_cut_rematerialization_partition}
     with kept(tag) if tag else nullcontext():
-        return backend(gm, example_inputs)
+        return _traced(gm, example_inputs, parts)
+
+
+def _traced(gm: GraphModule, example_inputs: Sequence[Any], parts: dict[str, Any]) -> Any:
+    """What AOTAutograd makes of a graph with our compilers.
+
+    Torch's own `aot_autograd` imports Inductor's scheduler, which it logs with when asked to.
+    """
+    nested = any(isinstance(x, (list, tuple, dict)) for x in example_inputs)
+    if nested or os.environ.get("TORCH_COMPILE_DEBUG", "0") == "1":
+        return aot_autograd(**parts)(gm, example_inputs)
+    backward = parts["bw_compiler"]
+    if tagged := isinstance(backward, SerializableAOTDispatchCompiler):
+        backward.compiler_fn = _untraced(backward.compiler_fn)
+    counters["aot_autograd"]["total"] += 1
+    made = aot_module_simplified(
+        gm, example_inputs, **parts if tagged else {**parts, "bw_compiler": _untraced(backward)})
+    counters["aot_autograd"]["ok"] += 1
+    return torch._dynamo.disable(made, reason="compiled by terrazzo")
+
+
+def _untraced(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiler of backward passes that dynamo looks into as little as into what it makes."""
+    compile = torch._dynamo.disable(compiler, reason="terrazzo's compiler")
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return torch._dynamo.disable(compile(*args, **kwargs), reason="compiled by terrazzo")
+
+    return compiled
+
+
+class _WhenTraced(Mapping[Any, Callable[..., Any]]):
+    """The table of decompositions, which is made when torch looks into it."""
+
+    @cached_property
+    def table(self) -> Mapping[Any, Callable[..., Any]]:
+        from terrazzo.torch.decompositions import decompositions
+
+        return decompositions()
+
+    def __getitem__(self, key: Any) -> Callable[..., Any]:
+        return self.table[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
 
 
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
              options: BackendOptions) -> Any:
+    from terrazzo.torch.freezing import Frozen
+
     if options.freeze and name == INFERENCE:
         with torch.utils._python_dispatch._disable_current_modes():
             return Frozen(gm, name, options, _told)
@@ -63,6 +115,8 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
 
 def _program(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
              options: BackendOptions) -> Program:
+    from terrazzo.torch.program import compiled
+
     with torch.utils._python_dispatch._disable_current_modes():
         program = compiled(gm, name, options)
     if name == FORWARD:

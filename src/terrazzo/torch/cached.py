@@ -5,14 +5,18 @@ settings; what compiled code depends on besides is added to that key (`key_tag`)
 with fixed sizes, forward and backward passes together. Others are traced again, and their segments
 found by their own keys (`compiler/keys.py`); so are those whose code hangs on what the key does not
 tell: frozen parameters, constants in the module, operators and rules of the user's.
+
+What makes code is not imported here: a process that finds its graphs takes none of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
@@ -20,19 +24,30 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._inductor.output_code import OutputCode
 from torch.fx import GraphModule
 
-from terrazzo.compiler.keys import model_key
-from terrazzo.compiler.options import Options
+from terrazzo.compiler.keys import settings_key
+from terrazzo.knobs import knobs
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.executable import Executable
-from terrazzo.torch.aten import OURS
-from terrazzo.torch.aten.registry import CONVERTERS
-from terrazzo.torch.entry import Result, Source, entry, held, laid, laid_in_order
+from terrazzo.torch.aot_key import short_keys
+from terrazzo.torch.entry import (
+    Result,
+    Source,
+    entry,
+    held,
+    laid,
+    laid_in_order,
+    made_function,
+    reinterpret,
+)
 from terrazzo.torch.options import BackendOptions
-from terrazzo.torch.program import Program, made, reinterpret
-from terrazzo.torch.segment import Segment, results
+
+if TYPE_CHECKING:
+    from terrazzo.torch.program import Program
+    from terrazzo.torch.segment import Segment
 
 OF_TORCH = ("aten", "prims", "prim", "terrazzo")  # operators whose meaning a version fixes
 HIGHER_ORDER = ("run_and_save_rng_state", "run_with_rng_state")  # of checkpointing: plain calls
+TRITON = "triton_kernel_wrapper"
 HELPERS = {"laid": laid, "laid in order": laid_in_order, "held": held, "view": reinterpret}
 PLAIN = (int, float, bool, str, tuple, type(None), torch.dtype, torch.device, torch.layout,
          torch.memory_format)
@@ -41,18 +56,31 @@ PLAIN = (int, float, bool, str, tuple, type(None), torch.dtype, torch.device, to
 # ---------------------------------------------------------------- what may be kept
 def key_tag(gm: GraphModule, options: BackendOptions) -> str:
     """What code for a graph depends on besides the graph; empty where that cannot be told."""
-    settings = Options.now()
-    if options.freeze or not settings.settings.cache or not _tells_all(gm):
+    settings = knobs.now
+    if options.freeze or not settings.cache or not _tells_all(gm):
         return ""
-    return model_key(settings, "torch.compile", torch.__version__, str(options))
+    return settings_key(settings, "torch.compile", torch.__version__,
+                        str(torch.version.git_version), str(options))
 
 
 def _tells_all(gm: GraphModule) -> bool:
     """Whether the text of a graph says all that it computes."""
-    if any(name.partition(".")[0] in OF_TORCH for name in CONVERTERS.keys() - OURS):
+    if _has_rules() or any(name.partition(".")[0] in OF_TORCH for name in _converters()):
         return False
     return all(_is_known(node, module) for module in gm.modules()
                if isinstance(module, GraphModule) for node in module.graph.nodes)
+
+
+def _has_rules() -> bool:
+    """Whether there are rules of the user's, who loads a module to make one."""
+    rewrite = sys.modules.get("terrazzo.graph.rewrite")
+    return rewrite is not None and bool(rewrite.user_rules())
+
+
+def _converters() -> set[str]:
+    """The converters of the user's, likewise."""
+    aten = sys.modules.get("terrazzo.torch.aten")
+    return set() if aten is None else set(aten.CONVERTERS) - aten.OURS
 
 
 def _is_known(node: Any, module: GraphModule) -> bool:
@@ -61,14 +89,14 @@ def _is_known(node: Any, module: GraphModule) -> bool:
     if node.op == "call_function" and isinstance(
             node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(node.target).partition(".")[0] in OF_TORCH
-    return True
+    return not str(node.target).startswith(TRITON)  # whose sources the key does not tell
 
 
 @contextlib.contextmanager
 def kept(tag: str) -> Iterator[None]:
     """Inside, AOTAutograd looks into its cache, and keeps what our compiler makes."""
     settings = torch.compiler.config
-    with (torch._functorch.config.patch(bundled_autograd_cache=True),
+    with (short_keys(), torch._functorch.config.patch(bundled_autograd_cache=True),
           settings.patch(cache_key_tag=f"{settings.cache_key_tag} terrazzo {tag}")):
         yield
 
@@ -112,6 +140,8 @@ class Named:
             return getattr(torch.ops.higher_order, self.name)
         if self.kind == "operator":
             space, name, overload = self.name.split(".")
+            if space == "terrazzo":
+                import_module("terrazzo.torch.ours")
             return getattr(getattr(getattr(torch.ops, space), name), overload)
         return HELPERS[self.kind]
 
@@ -161,7 +191,7 @@ class Kept(OutputCode):
         assert self.stored is not None
         name, source, scope = self.stored
         with torch.utils._python_dispatch._disable_current_modes():
-            self.run = made(name, source, {k: _loaded(v) for k, v in scope.items()})
+            self.run = made_function(name, source, {k: _loaded(v) for k, v in scope.items()})
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """There is none."""
@@ -194,6 +224,8 @@ def _stored(value: Any) -> Any:
 
 
 def _stored_segment(segment: Segment) -> StoredSegment:
+    from terrazzo.torch.segment import results
+
     if segment.piece.symbols or len(segment.variants) != 1:
         raise BypassAOTAutogradCache("terrazzo does not keep sizes that vary")
     variant = segment.variants[0]

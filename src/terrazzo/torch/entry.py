@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,9 @@ def _general(shape: Any, strides: Any, dtype: Any) -> Any:
 # What the code of torch.compile calls: half the time of torch.empty's general way.
 _empty: Callable[..., Any] = getattr(
     torch._C._dynamo.guards, "_empty_strided_cpu", None) or _general
+# A view by shape, strides and offset, where this torch has it.
+reinterpret: Callable[..., Any] | None = getattr(
+    torch._C._dynamo.guards, "_reinterpret_tensor", None)
 
 
 def _empty_on(device: torch.device) -> Callable[..., Any]:
@@ -162,7 +165,7 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
     answer = "[" + ", ".join(f"spread(y{i}, shape{i}, {r.spread})" if r.spread else f"y{i}"
                              for i, r in enumerate(made)) + "]"
     lines += _call(executable, [*pointers, *map(str, sizes)], sizes)
-    return _compiled([*lines, f"    return {answer}"], scope)
+    return made_function("call", "\n".join([*lines, f"    return {answer}"]), scope)
 
 
 def _call(executable: Any, arguments: Sequence[str], sizes: Sequence[int]) -> list[str]:
@@ -184,9 +187,11 @@ def _call(executable: Any, arguments: Sequence[str], sizes: Sequence[int]) -> li
     return lines
 
 
-def _compiled(lines: Sequence[str], scope: dict[str, Any]) -> Callable[..., Any]:
-    exec(compile("\n".join(lines), "<terrazzo call>", "exec"), scope)
-    run: Callable[..., Any] = scope["run"]
+def made_function(name: str, source: str, scope: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function `run` that is written in a source."""
+    names = dict(scope)
+    exec(compile(source, f"<terrazzo {name}>", "exec"), names)
+    run: Callable[..., Any] = names["run"]
     return run
 
 

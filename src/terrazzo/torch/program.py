@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from terrazzo.errors import TerrazzoError, UnsupportedOperator
 from terrazzo.torch.aten.shapes import PARTS
 from terrazzo.torch.convert import is_tangent, read_number, refusal
-from terrazzo.torch.entry import held, laid, laid_in_order
+from terrazzo.torch.entry import held, laid, laid_in_order, made_function, reinterpret
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.placement import (
     FORMS,
@@ -34,9 +34,6 @@ from terrazzo.torch.placement import (
 from terrazzo.torch.segment import Piece, Segment, is_dense, order_of, symbols_of
 
 log = logging.getLogger("terrazzo.torch")
-
-reinterpret: Callable[..., Any] | None = getattr(
-    torch._C._dynamo.guards, "_reinterpret_tensor", None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +140,7 @@ class _Writer:
         self.lines.append(f"return ({''.join(f'{r}, ' for r in results)})")
         source = self._source(placeholders)
         return Program(self.name, self.gm, self.placement, tuple(self.segments),
-                       made(self.name, source, self.scope), source, self.scope, self.calls)
+                       made_function(self.name, source, self.scope), source, self.scope, self.calls)
 
     def _source(self, placeholders: Sequence[Node]) -> str:
         names = [self.held[n] for n in placeholders]
@@ -355,14 +352,6 @@ def _is_view(node: Node) -> bool:
     """Whether a call's result is memory of its argument: AOTAutograd finds it there again."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
-
-
-def made(name: str, source: str, scope: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function that is written in a source."""
-    names = dict(scope)
-    exec(compile(source, f"<terrazzo {name}>", "exec"), names)
-    run: Callable[..., Any] = names["run"]
-    return run
 
 
 def _forgetting(lines: Sequence[str]) -> list[str]:
