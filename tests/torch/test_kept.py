@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +16,11 @@ from torch import nn  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from terrazzo.graph import rewrite  # noqa: E402
+from terrazzo.graph.patterns import P, Wild  # noqa: E402
 from terrazzo.knobs import knobs  # noqa: E402
 from terrazzo.torch import backend  # noqa: E402
+from terrazzo.torch.aten import registry  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -207,3 +213,52 @@ def test_a_damaged_entry_is_made_again(tmp_path: Any) -> None:
     result, seen = run(function, x)
     assert seen[0] == 0
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+SECOND_PROCESS = """
+import sys
+import torch
+from torch._dynamo.utils import counters
+
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU())
+x = torch.ones(4, 6)
+with torch.no_grad():
+    found = torch.compile(model, backend="terrazzo")(x)
+    torch.testing.assert_close(found, model(x))
+print(counters["aot_autograd"]["autograd_cache_hit"], *sys.modules)
+"""
+
+
+def test_a_process_that_finds_its_graphs_loads_nothing_that_makes_code(tmp_path: Any) -> None:
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"),
+              "TZ_CACHE_DIR": str(tmp_path / "tz")}
+    makers = {"terrazzo.ops", "terrazzo.graph.ir", "terrazzo.compiler.lowering",
+              "terrazzo.torch.aten", "terrazzo.torch.program"}
+    loaded = []
+    for _ in range(2):
+        made = subprocess.run([sys.executable, "-c", SECOND_PROCESS], capture_output=True,
+                              text=True, env={**os.environ, **places}, check=True, timeout=300)
+        loaded.append(made.stdout.split())
+    assert [words[0] for words in loaded] == ["0", "1"]
+    assert makers <= set(loaded[0])
+    assert not makers & set(loaded[1])
+    if torch.__version__ >= "2.13":  # others may need more of it for their keys
+        assert "torch._inductor.scheduler" not in loaded[1]
+
+
+def test_rules_and_converters_of_the_users_are_noticed() -> None:
+    function, x = model(), torch.randn(4, 6)
+    assert run(function, x)[1] == MISSED
+    rules = list(rewrite._user_rules)
+    try:
+        rewrite.rewrite_rule(P.exp(P.log(Wild("x"))), name="test_kept")(lambda x: x)
+        assert run(function, x)[1] == LEFT_ALONE
+    finally:
+        rewrite._user_rules[:] = rules
+        knobs.renew()
+    try:
+        registry.aten("frexp.test_kept")(lambda x: x)
+        assert run(function, x)[1] == LEFT_ALONE
+    finally:
+        del registry.CONVERTERS["aten.frexp.test_kept"]
+    assert run(function, x)[1] == FOUND
