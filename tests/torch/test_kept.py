@@ -116,12 +116,12 @@ def convnet() -> Any:
                          nn.Flatten(), nn.Linear(64, 3))
 
 
-def trained(function: Any, x: Any) -> tuple[list[Any], tuple[int, ...]]:
+def trained(function: Any, x: Any, **kwargs: Any) -> tuple[list[Any], tuple[int, ...]]:
     """Losses, gradients and buffers of two steps as a new process would compile them."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(1)
-    compiled = torch.compile(function, backend=backend.terrazzo)
+    compiled = torch.compile(function, backend=backend.terrazzo, **kwargs)
     optimizer = torch.optim.AdamW(function.parameters(), lr=0.1)
     seen: list[Any] = []
     for _ in range(2):
@@ -188,15 +188,48 @@ def test_a_forward_pass_alone_is_not_kept() -> None:
     assert not torch._functorch.config.bundled_autograd_cache
 
 
-def test_sizes_that_vary_are_not_kept_and_right() -> None:
-    function = model()
-    for _ in range(2):
-        torch._dynamo.reset()
+def images() -> Any:
+    """Code for these relies on sizes of some pixels at least."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(2))
+
+
+@pytest.mark.parametrize("make, shapes", [
+    (model, [(4, 6), (7, 6), (2, 6)]), (images, [(2, 3, 20, 24), (3, 3, 9, 30), (2, 3, 4, 4)]),
+    (lambda: view_and_torch, [(4, 6), (5, 3), (2, 9)])], ids=["model", "images", "views"])
+def test_sizes_that_vary_are_found_again(make: Callable[[], Any], shapes: list[Any]) -> None:
+    function = make()
+    for expected in MISSED, FOUND:
+        assert run(function, torch.randn(shapes[0]), dynamic=True)[1] == expected
         compiled = torch.compile(function, backend=backend.terrazzo, dynamic=True)
-        with torch.no_grad():
-            for n in (4, 7, 2):
-                x = torch.randn(n, 6)
-                torch.testing.assert_close(compiled(x), function(x))
+        for shape in shapes:  # the first is found, and others if they may run the same code
+            x = torch.randn(shape)
+            with torch.no_grad():
+                torch.manual_seed(1)
+                ours = compiled(x)
+                torch.manual_seed(1)
+                torch.testing.assert_close(ours, function(x))
+
+
+def test_training_with_sizes_that_vary_is_found_again() -> None:
+    torch.manual_seed(5)
+    first, missed = trained(model(), torch.randn(4, 6), dynamic=True)
+    torch.manual_seed(5)
+    second, found = trained(model(), torch.randn(4, 6), dynamic=True)
+    assert (missed, found) == (MISSED, FOUND)
+    for a, b in zip(second, first, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_sizes_that_data_tells_are_not_kept() -> None:
+    def chosen(x: Any) -> Any:
+        return x.masked_select(x > 0) * 2
+
+    x = torch.randn(4, 6)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for _ in range(2):
+            ours, seen = run(chosen, x)
+            assert seen[0] == seen[2] == 0
+            torch.testing.assert_close(ours, chosen(x))
 
 
 def test_a_damaged_entry_is_made_again(tmp_path: Any) -> None:

@@ -1,10 +1,11 @@
 """Programs that AOTAutograd keeps on disk, so that another process need not trace the graph again.
 
 Torch finds an entry by the graph that dynamo captured, the layout of its inputs and its own
-settings; what compiled code depends on besides is added to that key (`key_tag`). Kept are graphs
-with fixed sizes, forward and backward passes together. Others are traced again, and their segments
-found by their own keys (`compiler/keys.py`); so are those whose code hangs on what the key does not
-tell: frozen parameters, constants in the module, operators and rules of the user's.
+settings; what compiled code depends on besides is added to that key (`key_tag`). Kept are forward
+and backward passes together. What code for sizes that vary relies on, torch is told to guard; where
+it cannot be told, or sizes hang on data, or code on what the key does not tell (frozen parameters,
+constants in the module, operators and rules of the user's), a graph is traced again, and its
+segments are found by their own keys (`compiler/keys.py`).
 
 What makes code is not imported here: a process that finds its graphs takes none of it.
 """
@@ -12,6 +13,8 @@ What makes code is not imported here: a process that finds its graphs takes none
 from __future__ import annotations
 
 import contextlib
+import math
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +28,8 @@ from torch._inductor.output_code import OutputCode
 from torch.fx import GraphModule
 
 from terrazzo.compiler.keys import settings_key
+from terrazzo.errors import ShapeError
+from terrazzo.index.guards import Guard
 from terrazzo.knobs import knobs
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.executable import Executable
@@ -38,6 +43,7 @@ from terrazzo.torch.entry import (
     laid_in_order,
     made_function,
     reinterpret,
+    rows,
 )
 from terrazzo.torch.options import BackendOptions
 
@@ -49,6 +55,7 @@ OF_TORCH = ("aten", "prims", "prim", "terrazzo")  # operators whose meaning a ve
 HIGHER_ORDER = ("run_and_save_rng_state", "run_with_rng_state")  # of checkpointing: plain calls
 TRITON = "triton_kernel_wrapper"
 HELPERS = {"laid": laid, "laid in order": laid_in_order, "held": held, "view": reinterpret}
+ARITHMETIC = {"python": operator, "math": math, "torch": torch}  # what sizes are computed with
 PLAIN = (int, float, bool, str, tuple, type(None), torch.dtype, torch.device, torch.layout,
          torch.memory_format)
 
@@ -105,9 +112,13 @@ def serializable(compiler: Callable[..., Program]) -> SerializableAOTDispatchCom
     """A compiler whose results AOTAutograd may keep."""
 
     def kept_program(gm: GraphModule, example_inputs: Sequence[Any]) -> Kept:
-        made = Kept(compiler(gm, example_inputs))
+        program = compiler(gm, example_inputs)
+        made = Kept(program)
         if not torch._functorch.config.bundled_autograd_cache:
             made.keep_before_first_run()
+            return made
+        for segment in program.segments:  # torch makes its guards after this
+            _is_guarded(segment, tell=True)
         return made
 
     return SerializableAOTDispatchCompiler(Kept, kept_program)
@@ -116,16 +127,46 @@ def serializable(compiler: Callable[..., Program]) -> SerializableAOTDispatchCom
 # ---------------------------------------------------------------- what is kept
 @dataclass(frozen=True)
 class StoredSegment:
-    """Code of a segment for fixed sizes, and how its results and arguments lie."""
+    """Code of a segment, and how its results and arguments lie."""
 
     code: bytes
     made: tuple[Result, ...]
     sources: tuple[Source, ...]
     threads: int
+    symbols: tuple[str, ...]  # that sizes are made of, in the order in which a call names them
+    extra: tuple[str, ...]  # of these, those that come as rows after the sources
+    guards: tuple[Guard, ...]
 
     def loaded(self) -> Callable[..., Sequence[Any]]:
         executable = Executable(artifacts.unpack(self.code))
+        if self.symbols:
+            return LoadedSegment(self, executable)
         return entry(executable, self.made, self.sources, (), self.threads)
+
+
+class LoadedSegment:
+    """Code for sizes that vary, called with their values and tensors."""
+
+    def __init__(self, stored: StoredSegment, executable: Executable):
+        self.stored, self.executable = stored, executable
+        self.runs: dict[tuple[int, ...], Callable[..., Sequence[Any]]] = {}
+
+    def __call__(self, sizes: tuple[int, ...], *tensors: Any) -> Sequence[Any]:
+        run = self.runs.get(sizes)
+        if run is None:
+            run = self.runs[sizes] = self.entry(sizes)
+        return run(*tensors)
+
+    def entry(self, sizes: tuple[int, ...]) -> Callable[..., Sequence[Any]]:
+        """What calls with these sizes run."""
+        stored = self.stored
+        numbers = dict(zip(stored.symbols, sizes, strict=True))
+        broken = next((g for g in stored.guards if not g.holds(numbers)), None)
+        if broken is not None:
+            raise ShapeError(f"what torch's cache had is for sizes with {broken}, not {numbers}")
+        return entry(self.executable, [r.sized(numbers) for r in stored.made],
+                     [*stored.sources, *rows(stored.extra, numbers)],
+                     [numbers[d.name] for d in self.executable.dims], stored.threads)
 
 
 @dataclass(frozen=True)
@@ -143,6 +184,8 @@ class Named:
             if space == "terrazzo":
                 import_module("terrazzo.torch.ours")
             return getattr(getattr(getattr(torch.ops, space), name), overload)
+        if self.kind in ARITHMETIC:
+            return getattr(ARITHMETIC[self.kind], self.name)
         return HELPERS[self.kind]
 
 
@@ -215,6 +258,10 @@ def _stored(value: Any) -> Any:
         return Named("operator", str(value))
     if str(value) in HIGHER_ORDER:
         return Named("higher order", str(value))
+    for kind, module in ARITHMETIC.items():
+        name = getattr(value, "__name__", "")
+        if callable(value) and name and getattr(module, name, None) is value:
+            return Named(kind, name)
     for kind, helper in HELPERS.items():
         if value is helper:
             return Named(kind)
@@ -225,11 +272,28 @@ def _stored(value: Any) -> Any:
 
 def _stored_segment(segment: Segment) -> StoredSegment:
     from terrazzo.torch.segment import results
+    from terrazzo.torch.symbols import variable
 
-    if segment.piece.symbols or len(segment.variants) != 1:
-        raise BypassAOTAutogradCache("terrazzo does not keep sizes that vary")
+    piece = segment.piece
+    if len(segment.variants) != 1 or not _is_guarded(segment, tell=False):
+        raise BypassAOTAutogradCache("terrazzo does not keep code for some sizes of all")
     variant = segment.variants[0]
     if not isinstance(variant.executable, Executable):
         raise BypassAOTAutogradCache("terrazzo does not keep what the host takes part in")
-    return StoredSegment(artifacts.pack(variant.executable.artifact), tuple(results(
-        segment.piece, {})), tuple(segment.sources(variant, {})), segment.threads)
+    names = {name: variable(name) for name in piece.symbols}
+    return StoredSegment(
+        artifacts.pack(variant.executable.artifact), tuple(results(piece, names)),
+        tuple(segment.sources(variant)), segment.threads, piece.symbols, variant.extra,
+        variant.guards)
+
+
+def _is_guarded(segment: Segment, tell: bool) -> bool:
+    """Whether a segment's code is for all sizes that torch lets through."""
+    from terrazzo.torch.segment import symbolic_sizes
+    from terrazzo.torch.symbols import known_to_torch
+
+    piece = segment.piece
+    if not piece.symbols:
+        return True
+    return not piece.unbacked and len(segment.variants) == 1 and known_to_torch(
+        segment.variants[0].guards, symbolic_sizes([*piece.nodes, *piece.inputs]), tell)

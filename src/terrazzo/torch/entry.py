@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from terrazzo.errors import UnsupportedOperator
+from terrazzo.index import evaluate
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pages
 from terrazzo.torch.devices import HOST
@@ -22,16 +23,24 @@ from terrazzo.torch.devices import HOST
 
 @dataclass(frozen=True)
 class Result:
-    """How a result is allocated."""
+    """How a result is allocated; by expressions of sizes where those are not known yet."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
     dtype: Any
-    spread: tuple[int, ...] | None = None  # strides that torch wants of it in the end, with gaps
+    spread: tuple[Any, ...] | None = None  # strides that torch wants of it in the end, with gaps
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def sized(self, numbers: Mapping[str, int]) -> Result:
+        """With numbers for the names of sizes."""
+        def known(sizes: Sequence[Any]) -> tuple[int, ...]:
+            return tuple(evaluate(n, numbers) for n in sizes)
+
+        return Result(known(self.shape), known(self.strides), self.dtype,
+                      None if self.spread is None else known(self.spread))
 
 
 def _general(shape: Any, strides: Any, dtype: Any) -> Any:
@@ -126,6 +135,13 @@ class Source:
             return self.row
         tensor = tensors[self.place].detach()
         return tensor if self.order is None else tensor.permute(self.order)
+
+
+def rows(symbols: Sequence[str], numbers: Mapping[str, int], device: torch.device = HOST
+         ) -> list[Source]:
+    """Inputs that tell sizes which no tensor has."""
+    return [Source(row=torch.empty(numbers[name], dtype=torch.int8, device=device))
+            for name in symbols]
 
 
 def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from terrazzo.knobs import knobs
 from terrazzo.ops.shape import permute_dims
 from terrazzo.torch.convert import Conversion, constant_value, converted, fresh
 from terrazzo.torch.devices import HOST, device_of
-from terrazzo.torch.entry import Result, Source, entry
+from terrazzo.torch.entry import Result, Source, entry, rows
 from terrazzo.torch.symbols import Names, index_of, symbols_in, variable
 from terrazzo.torch.unify import for_all_sizes
 
@@ -55,19 +55,19 @@ class Piece:
         return tuple(sorted({*self.hints, *self.unbacked}))
 
 
-def symbols_of(nodes: Sequence[Node]) -> set[str]:
-    """The symbols in the sizes of some nodes' tensors and in their arguments."""
-    found: set[str] = set()
+def symbolic_sizes(nodes: Sequence[Node]) -> Iterator[torch.SymInt]:
+    """Sizes that vary, of some nodes' tensors and in their arguments."""
     for node in nodes:
         for n in (node, *node.all_input_nodes):
             val = n.meta.get("val")
             for v in val if isinstance(val, (tuple, list)) else (val,):
-                if isinstance(v, torch.Tensor):
-                    for size in (*v.shape, *v.stride()):
-                        found |= symbols_in(size)
-                elif isinstance(v, torch.SymInt):
-                    found |= symbols_in(v)
-    return found
+                sizes = (*v.shape, *v.stride()) if isinstance(v, torch.Tensor) else (v,)
+                yield from (size for size in sizes if isinstance(size, torch.SymInt))
+
+
+def symbols_of(nodes: Sequence[Node]) -> set[str]:
+    """The symbols that such sizes are made of."""
+    return {name for size in symbolic_sizes(nodes) for name in symbols_in(size)}
 
 
 # ---------------------------------------------------------------- tracing
@@ -191,8 +191,8 @@ class Segment:
                 dims = getattr(variant.executable, "dims", [])
                 self.runs[sizes] = entry(
                     variant.executable, results(self.piece, numbers),
-                    self.sources(variant, numbers), [numbers[d.name] for d in dims], self.threads,
-                    self.device)
+                    [*self.sources(variant), *rows(variant.extra, numbers, self.device)],
+                    [numbers[d.name] for d in dims], self.threads, self.device)
             return self.runs[sizes]
 
     @property
@@ -200,14 +200,11 @@ class Segment:
         """Where its results are made."""
         return device_of(n.meta["val"] for n in self.piece.outputs)
 
-    def sources(self, variant: Variant, numbers: Mapping[str, int]) -> list[Source]:
-        """Where each input of the executable comes from: an argument, or an array for a size."""
+    def sources(self, variant: Variant) -> list[Source]:
+        """Which argument each input of the executable is; rows that tell sizes come after them."""
         at = {n: i for i, n in enumerate(self.piece.inputs)}
-        rows = [torch.empty(numbers[name], dtype=torch.int8, device=self.device)
-                for name in variant.extra]
-        return [*(Source(at[n], order=order_of(n.meta["val"]), has_gaps=not is_dense(n.meta["val"]),
-                         is_elsewhere=n.meta["val"].device != self.device)
-                  for n in variant.given), *(Source(row=row) for row in rows)]
+        return [Source(at[n], order=order_of(n.meta["val"]), has_gaps=not is_dense(n.meta["val"]),
+                       is_elsewhere=n.meta["val"].device != self.device) for n in variant.given]
 
     def variant(self, numbers: Mapping[str, int]) -> Variant:
         """Code for these sizes: found among what there is, or made."""
@@ -260,27 +257,22 @@ def _strides(fake: Any, names: Names) -> tuple[Index, ...] | None:
     return steps if steps[-1] in (0, 1) else None
 
 
-def results(piece: Piece, numbers: Mapping[str, int]) -> list[Result]:
+def results(piece: Piece, names: Names) -> list[Result]:
     """How the outputs are allocated: shape, strides and type of each, as torch said."""
     made = []
     for node in piece.outputs:
         fake = node.meta["val"]
-        shape = tuple(_number(n, numbers) for n in fake.shape)
-        strides = tuple(_number(n, numbers) for n in fake.stride())
+        shape = tuple(index_of(n, names) for n in fake.shape)
+        strides = tuple(index_of(n, names) for n in fake.stride())
         dense = strides if is_dense(fake) else _row_major(shape)
         made.append(Result(shape, dense, fake.dtype, None if is_dense(fake) else strides))
     return made
 
 
-def _number(size: Any, numbers: Mapping[str, int]) -> int:
-    value = index_of(size, numbers)
-    assert isinstance(value, int)
-    return value
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
+def _row_major(shape: tuple[Index, ...]) -> tuple[Index, ...]:
+    strides: list[Index] = []
+    step: Index = 1
     for n in reversed(shape):
         strides.append(step)
-        step *= max(n, 1)
+        step = step * (max(n, 1) if isinstance(n, int) else n)
     return tuple(reversed(strides))

@@ -8,12 +8,16 @@ made of it: code for such sizes is made for numbers, when they are known.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
 from terrazzo.errors import UnsupportedOperator
-from terrazzo.index import Index, Var, maximum, minimum
+from terrazzo.index import Algebra, Index, Var, interpret, maximum, minimum
+from terrazzo.index.guards import RELATIONS, Guard
 
 SMALLEST = 2  # that a size with a name may be
 Names = Mapping[str, Index]  # what each symbol stands for, by its name
@@ -74,6 +78,31 @@ def hints_in(size: Any) -> dict[str, int]:
     env = node.shape_env
     known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     return {s.name: int(known[s]) for s in node.expr.free_symbols if s in known}
+
+
+def known_to_torch(guards: Sequence[Guard], sizes: Iterable[Any], tell: bool) -> bool:
+    """Whether torch lets only those sizes through that keep to some guards.
+
+    It may be told to, until it has made its own; then it calls other code for other sizes. A size
+    that would have to be one number is left as it is, or there would be code for each.
+    """
+    symbols: dict[str, Any] = {}
+    for size in sizes:
+        env = size.node.shape_env
+        for symbol in size.node.expr.free_symbols:
+            hint = hints_in(size).get(symbol.name)
+            symbols[symbol.name] = env.create_symintnode(symbol, hint=hint)
+    if any(guard.relation == "==" and {type(guard.left), type(guard.right)} == {Var, int}
+           for guard in guards):
+        return False
+    numbers = Algebra[Any](int, lambda var: symbols[var.name], operator.add, operator.mul,
+                           operator.floordiv, operator.mod, torch.sym_min, torch.sym_max)
+    for guard in guards:
+        holds = RELATIONS[guard.relation](interpret(guard.left, numbers),
+                                          interpret(guard.right, numbers))
+        if (tell and not bool(holds)) or not statically_known_true(holds):
+            return False
+    return True
 
 
 def variable(name: str) -> Var:
