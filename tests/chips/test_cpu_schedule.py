@@ -44,6 +44,17 @@ def test_long_sums_of_equal_terms_stay_exact_to_a_few_ulp(shape: tuple[int, ...]
         np.testing.assert_allclose(tz.jit(lambda x, a=axis: tz.sum(x, axis=a))(x), exact, rtol=3e-6)
 
 
+@pytest.mark.parametrize("rows", [40, 64, 500, 2000])
+def test_sums_down_columns_err_less_than_one_after_the_other(rows: int, rng: np.random.Generator
+                                                             ) -> None:
+    """By blocks, and sums of blocks by blocks again, as torch's cascade of sums."""
+    x = (rng.standard_normal((rows, 256)) + 0.5).astype(np.float32)
+    exact = x.sum(0, dtype=np.float64)
+    plain = np.cumsum(x, axis=0)[-1]  # which has to add one row after the other
+    ours = tz.jit(lambda x: tz.sum(x, axis=0))(x)
+    assert np.abs(ours - exact).mean() < 0.75 * np.abs(plain - exact).mean()
+
+
 def test_large_outputs_are_streamed_and_small_ones_are_not() -> None:
     large, small = np.zeros((1 << 21,), np.float32), np.zeros((1 << 12,), np.float32)
     assert "# streaming" in loop_text(lambda x: x + 1, large)
