@@ -90,7 +90,8 @@ class Lowering:
 
     def nest(self, shape: Sequence[int], writes: Callable[[Indices], list[Write]],
              innermost: int | None = None) -> Stmt:
-        return loops(shape, self.fresh, writes, innermost, self.precise)
+        return loops(shape, self.fresh, writes, innermost, self.precise,
+                     foreseen=self.target.scratchpad)
 
     def index(self, value: Value) -> Index:
         """An integer scalar as an index, named if it has no other form."""

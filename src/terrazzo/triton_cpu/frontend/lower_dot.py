@@ -321,7 +321,8 @@ def _copy(lowering: Lowering, value: Value, place: Place, width: int, twice: boo
         at = n * place.batch + panel * place.panel + row * place.down + column * place.right
         return [Write(place.buffer, at, cast(element, place.buffer.dtype))]
 
-    return loops(shape, lowering.fresh, writes, precise=lowering.precise, twice=twice)
+    return loops(shape, lowering.fresh, writes, precise=lowering.precise, twice=twice,
+                 foreseen=lowering.target.scratchpad)
 
 
 def _lying(lowering: Lowering, value: Value) -> _Lying | None:

@@ -43,6 +43,12 @@ from terrazzo.triton_cpu.frontend.addresses import (
     remainders,
     replaced,
 )
+from terrazzo.triton_cpu.frontend.quotients import (
+    SHORTEST,
+    has_quotients,
+    read_quotients,
+    row_lengths,
+)
 from terrazzo.triton_cpu.frontend.values import Indices, flat, unflat
 
 WIDEST = 16  # elements of four bytes in a vector
@@ -65,30 +71,29 @@ Fresh = Callable[..., Var]
 
 
 def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[Write]],
-          innermost: int | None = None, precise: bool = False, twice: bool = True) -> Stmt:
+          innermost: int | None = None, precise: bool = False, twice: bool = True,
+          foreseen: bool = False) -> Stmt:
     """Loops over all elements of a tile that do some stores, in order, for each of them.
 
     Unless they shall be precise, divisions by what stays the same in a loop are products. `twice`
     allows for a second copy of the loops, for tiles that lie inside their tensors as a whole.
+    Quotients in addresses that do not go in steps are `foreseen` where tiles are brought to the
+    chip as a whole; else they are computed, for a gather.
     """
     if innermost is None and len(shape) > 2:
         one = _flat_loop(shape, fresh, writes, precise)
         if one is not None:
             return one
-    axes = [fresh(f"i{d}", 0, n - 1) if n > 1 else None for d, n in enumerate(shape)]
-    indices: Indices = tuple(0 if v is None else v for v in axes)
-    made = writes(indices)
-    live = [d for d, v in enumerate(axes) if v is not None]
-    if not live:
+    axes, made = _axes(shape, fresh, writes, foreseen)
+    ranges = {v: n for axis in axes for v, n in axis}
+    if not ranges:
         return _straight(made, fresh)
-    chosen = innermost if innermost in live else _innermost(made, axes, live)
-    ranges = {v: n for v, n in zip(axes, shape, strict=True) if v is not None}
-    inner = axes[chosen]
-    assert inner is not None
+    inner = axes[innermost][-1][0] if innermost is not None and axes[innermost] else _innermost(
+        made, [axis[-1][0] for axis in axes if axis])
 
     def around(made: Sequence[Write]) -> Stmt:
         tables, made = _tabulated(made, inner, ranges, fresh)
-        body = _one_loop(inner, shape[chosen], made, fresh, precise)
+        body = _one_loop(inner, ranges[inner], made, fresh, precise)
         for var, count in reversed(ranges.items()):
             if var is not inner:
                 body = For(var, 0, count, body)
@@ -101,6 +106,54 @@ def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[W
         return around(made)
     condition, simpler, names = whole
     return _bind(names, If(condition, around(simpler), around(made)))
+
+
+Axis = list[tuple[Var, int]]  # the loops over a dimension, outside in
+
+
+def _axes(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[Write]],
+          foreseen: bool) -> tuple[list[Axis], list[Write]]:
+    """Loops over each dimension of a tile, and its stores in them.
+
+    Where addresses take a dimension apart, by quotients, it has two: over rows and in a row.
+    """
+    axes: list[Axis] = [[(fresh(f"i{d}", 0, n - 1), n)] if n > 1 else []
+                        for d, n in enumerate(shape)]
+    made = writes(tuple(_index(axis) for axis in axes))
+    if not has_quotients(_roots(made)):
+        return axes, made
+    lengths = {v: n for v, n in row_lengths(_roots(made), dict(sum(axes, []))).items()
+               if SHORTEST <= n}
+    rows = [[(fresh(f"{axis[0][0].name}_row", 0, axis[0][1] // n - 1), axis[0][1] // n),
+             (fresh(f"{axis[0][0].name}_rest", 0, n - 1), n)]
+            if axis and (n := lengths.get(axis[0][0], axis[0][1])) < axis[0][1] else axis
+            for axis in axes]
+    if lengths:
+        apart = writes(tuple(_index(axis) for axis in rows))
+        if not row_lengths(_roots(apart), dict(axis[-1] for axis in rows if axis)):
+            axes, made = rows, apart
+    steady = [axis[-1][0] for axis in axes if axis]
+
+    def accepts(index: Index) -> bool:
+        return foreseen or all(coefficient(index, var) is not None for var in steady)
+
+    return axes, [replace(
+        w, value=read_quotients(w.value, w.mask, accepts),
+        index=read_quotients(w.index, w.mask, accepts) if isinstance(w.index, Scalar) else w.index,
+        mask=None if w.mask is None else read_quotients(w.mask, None, accepts)) for w in made]
+
+
+def _index(axis: Axis) -> Index:
+    """The number of an element in a dimension."""
+    place: Index = 0
+    for var, count in axis:
+        place = place * count + var
+    return place
+
+
+def _roots(writes: Sequence[Write]) -> list[Scalar]:
+    return [root for w in writes for root in (w.value, w.index, w.mask)
+            if isinstance(root, Scalar)]
 
 
 def _flat_loop(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[Write]],
@@ -201,19 +254,17 @@ def _tabulated(writes: Sequence[Write], inner: Var, ranges: dict[Var, int], fres
     return tables, [replace(w, value=replaced(w.value, known)) for w in writes]
 
 
-def _innermost(writes: Sequence[Write], axes: Sequence[Var | None], live: Sequence[int]) -> int:
-    """The dimension along which a store goes step by step through memory; else the last."""
+def _innermost(writes: Sequence[Write], axes: Sequence[Var]) -> Var:
+    """The loop along which a store goes step by step through memory; else the last."""
     for write in writes:
         reader = Reader(None)
         index = reader.index(write.index) if isinstance(write.index, Scalar) else write.index
         if index is None:
             continue
-        for d in reversed(live):
-            var = axes[d]
-            assert var is not None
+        for var in reversed(axes):
             if coefficient(index, var) == 1:
-                return d
-    return live[-1]
+                return var
+    return axes[-1]
 
 
 def _bind(names: Names, body: Stmt) -> Stmt:
