@@ -13,6 +13,7 @@ import triton.language as tl  # noqa: E402
 from device_arrays import normal, zeros  # noqa: E402
 from kernels import add, matmul, softmax  # noqa: E402
 
+from terrazzo import gcu  # noqa: E402
 from terrazzo.triton_gcu.chip import description  # noqa: E402
 from terrazzo.triton_gcu.driver import modelled_bench, stream_cycles  # noqa: E402
 
@@ -98,3 +99,22 @@ def test_benchmarks_tell_modelled_time() -> None:
     assert modelled_bench(run, quantiles=(0.5, 0.2, 0.8)) == [exact] * 3
     # Where torch has used the device, this is by its events, which tell float32.
     assert triton.testing.do_bench(run, warmup=0, rep=0.01) == pytest.approx(exact, rel=1e-7)
+
+
+@triton.jit
+def turned(x, out, n, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + (i // A) % B + B * (i % A) + A * B * (i // (A * B)), i < n),
+             i < n)
+
+
+@pytest.mark.parametrize("a", [32, 33, 3])
+def test_rows_and_columns_of_a_number_are_no_gathers(a: int) -> None:
+    n = a * 64 * 48
+    x, out = normal(n), zeros(n)
+    with gcu.trace() as trace:
+        turned[(triton.cdiv(n, 1024),)](x, out, n, a, 64, BLOCK=1024)
+    (record,) = trace.records
+    expected = x.values.reshape(48, a, 64).transpose(0, 2, 1).ravel()
+    assert np.array_equal(out.numpy(), expected)
+    assert record.counts[3] + record.counts[4] == 8 * n
