@@ -136,7 +136,7 @@ def trained(network: str, way: str, steps: int = 4) -> Step:
         loss_of = torch.compile(loss_of, backend=way, fullgraph=True)
         update = torch.compile(optimizer.step, backend=way)
     losses = []
-    for step in range(steps):
+    for _ in range(steps):
         with gcu.trace() as trace:
             loss = loss_of(x, y)
             loss.backward()

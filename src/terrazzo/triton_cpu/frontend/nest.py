@@ -122,8 +122,8 @@ def _axes(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[W
     made = writes(tuple(_index(axis) for axis in axes))
     if not has_quotients(_roots(made)):
         return axes, made
-    lengths = {v: n for v, n in row_lengths(_roots(made), dict(sum(axes, []))).items()
-               if SHORTEST <= n}
+    ranges = dict(loop for axis in axes for loop in axis)
+    lengths = {v: n for v, n in row_lengths(_roots(made), ranges).items() if n >= SHORTEST}
     rows = [[(fresh(f"{axis[0][0].name}_row", 0, axis[0][1] // n - 1), axis[0][1] // n),
              (fresh(f"{axis[0][0].name}_rest", 0, n - 1), n)]
             if axis and (n := lengths.get(axis[0][0], axis[0][1])) < axis[0][1] else axis

@@ -1,7 +1,7 @@
 """Quotients and remainders in addresses, where they only name rows and columns.
 
-Generated kernels count through a tensor with one number and take it apart again: element `n` lies in
-row `n // 32` and column `n % 32`. Along a tile that begins at a multiple of 32 these are numbers
+Generated kernels count through a tensor with one number and take it apart again: element `n` lies
+in row `n // 32` and column `n % 32`. Along a tile that begins at a multiple of 32 these are numbers
 that go in steps, once its loop is one over rows around one over what is in a row. Read as integer
 arithmetic they would make every load a gather.
 """
