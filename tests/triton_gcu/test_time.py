@@ -118,3 +118,23 @@ def test_rows_and_columns_of_a_number_are_no_gathers(a: int) -> None:
     expected = x.values.reshape(48, a, 64).transpose(0, 2, 1).ravel()
     assert np.array_equal(out.numpy(), expected)
     assert record.counts[3] + record.counts[4] == 8 * n
+
+
+@triton.jit
+def sums_of_columns(x, y, total, other, XBLOCK: tl.constexpr, ROWS: tl.constexpr):
+    i = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    at = i % 128 + 128 * tl.arange(0, ROWS)[None, :] + 128 * ROWS * (i // 128)
+    first = tl.load(x + at)
+    tl.store(total + i, tl.sum(first * tl.load(y + at), 1)[:, None])
+    tl.store(other + i, tl.sum(first, 1)[:, None])
+
+
+@pytest.mark.parametrize("block", [64, 256])
+def test_what_needs_a_quotient_twice_computes_it_twice(block: int) -> None:
+    x, y, total, other = normal(2048 * 32), normal(2048 * 32, seed=1), zeros(2048), zeros(2048)
+    with gcu.trace() as trace:
+        sums_of_columns[(2048 // block,)](x, y, total, other, XBLOCK=block, ROWS=32)
+    first, second = (v.values.reshape(16, 32, 128).astype(np.float64) for v in (x, y))
+    np.testing.assert_allclose(total.numpy(), (first * second).sum(1).ravel(), atol=1e-4)
+    np.testing.assert_allclose(other.numpy(), first.sum(1).ravel(), atol=1e-4)
+    assert trace.records[0].counts[3] == 2 * x.values.nbytes

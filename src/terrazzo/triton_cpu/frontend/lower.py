@@ -24,6 +24,7 @@ from terrazzo.triton_cpu.frontend.elementwise import EXPENSIVE, RULES, constant,
 from terrazzo.triton_cpu.frontend.fusion import Item, fused
 from terrazzo.triton_cpu.frontend.inline_asm import read_assembly
 from terrazzo.triton_cpu.frontend.nest import Write, loops
+from terrazzo.triton_cpu.frontend.quotients import is_free
 from terrazzo.triton_cpu.frontend.state import Lazy, Memory, Scope, Signature, Target, Watch
 from terrazzo.triton_cpu.frontend.ttir import Block, Module, Op, Type, walk
 from terrazzo.triton_cpu.frontend.uses import find_uses, inner_ops, is_pair, writes_memory
@@ -253,11 +254,21 @@ def _elementwise(lowering: Lowering, op: Op) -> None:
             _name_scalar(lowering, op, value)
     elif value.weight > LARGEST_WEIGHT:
         lowering.materialise(value)
-    elif dear and lowering.uses.needed_again(op.results[0]):
+    elif dear and lowering.uses.needed_again(op.results[0]) and not (
+            op.name in _QUOTIENTS and _is_free(lowering, value)):
         value.weight = 1
         lowering.lazy.deferred.append((op.results[0], value))
 
 
+def _is_free(lowering: Lowering, value: Value) -> bool:
+    """Whether a quotient is part of addresses that need no division, so that none keeps it."""
+    axes = [lowering.fresh("probe", 0, n - 1) if n > 1 else None for n in value.type.shape]
+    ranges = {v: n for v, n in zip(axes, value.type.shape) if v is not None}
+    element = value.scalar(tuple(0 if v is None else v for v in axes))
+    return is_free(element, ranges, lowering.target.scratchpad)
+
+
+_QUOTIENTS = frozenset({"arith.divsi", "arith.remsi"})
 _BRANCHY = frozenset({"arith.select", "arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui"})
 MOST_WEIGHT = 24  # operations that may be repeated rather than kept in memory
 LARGEST_WEIGHT = 400  # of any expression: compile time must not explode

@@ -34,10 +34,13 @@ def _divisor(node: Scalar) -> int | None:
 
 
 class Quotients:
-    """Reads quotients as index expressions, where some integers are known not to be negative."""
+    """Reads quotients as index expressions, where some integers are known not to be negative.
 
-    def __init__(self, known: Sequence[Index] = ()):
-        self.known = list(known)
+    Without them, all are taken not to be: who reads then only wants to know the form.
+    """
+
+    def __init__(self, known: Sequence[Index] | None = ()):
+        self.known = None if known is None else list(known)
         self.reader = Reader(None)
 
     def read(self, root: Scalar, accepts: Accepts) -> Scalar:
@@ -60,12 +63,13 @@ class Quotients:
             return None
         found = number // divisor if node.op == "floordiv" else number % divisor
         self.reader.memo[id(node)] = node, found  # for those that it is part of
-        if not proves_le(0, found):
+        if self.known is not None and not proves_le(0, found):
             self.known.append(found)
         return found
 
     def _not_negative(self, number: Index) -> bool:
-        return proves_le(0, number) or any(proves_le(0, number - k) for k in self.known)
+        return self.known is None or proves_le(0, number) or any(
+            proves_le(0, number - k) for k in self.known)
 
 
 def _truncated(node: Call) -> Scalar:
@@ -84,13 +88,14 @@ def _truncated(node: Call) -> Scalar:
 def read_quotients(root: Scalar, mask: Scalar | None, accepts: Accepts) -> Scalar:
     """The same for all of an expression, whose masked loads tell more of their addresses."""
     table: dict[int, Scalar] = {}
-    plain = Quotients(_facts(mask))
+    known = _facts(mask)
+    plain = Quotients(known)
     for node in walk(root):
         if isinstance(node, Call) and node.op == "where" and isinstance(node.args[1], Load):
             load = node.args[1]
             address = load.indices[0]
             if isinstance(address, Scalar) and has_quotients((address,)):
-                guarded = Quotients((*plain.known, *_facts(node.args[0])))
+                guarded = Quotients([*known, *_facts(node.args[0])])
                 table[id(load)] = Load(load.dtype, load.source, (guarded.read(address, accepts),))
     return plain.read(replaced(root, table) if table else root, accepts)
 
@@ -119,3 +124,15 @@ def row_lengths(roots: Iterable[Scalar], ranges: Mapping[Var, int]) -> dict[Var,
             if coefficient(number, var) == 1 and coefficient(number % divisor, var) is None:
                 lengths[var] = math.gcd(lengths.get(var, ranges[var]), divisor)
     return lengths
+
+
+def is_free(value: Scalar, ranges: Mapping[Var, int], foreseen: bool) -> bool:
+    """Whether a quotient over a tile needs no division where it is part of an address."""
+    quotients = Quotients(None)
+    index: Index | None = None
+    for node in walk(value):
+        index = quotients.index(node)
+    if index is None:
+        return False
+    lengths = row_lengths((value,), ranges)
+    return foreseen or all(n >= SHORTEST for n in lengths.values())
