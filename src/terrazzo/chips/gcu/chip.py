@@ -2,7 +2,8 @@
 
 Programs are lowered for a plain processor that is the same on every machine, with as many threads
 as the chip has units and a cache as large as a scratchpad: so what kernels count, and with it the
-modelled time, does not depend on where they are compiled.
+modelled time, does not depend on where they are compiled. Matrix products are the chip's own
+(`products.py`): their blocks are for its scratchpad, not for a processor's caches.
 """
 
 from __future__ import annotations
@@ -60,11 +61,17 @@ class Described(Chip):
         return self.host.schedule(program, revisits)
 
     def template(self, program: Program, constants: frozenset[Tensor]) -> Function | None:
-        return self.host.template(program, constants)
+        from terrazzo.chips.gcu.products import product_template
+
+        made = product_template(program, self.description)
+        return self.host.template(program, constants) if made is None else made
 
     def lower(self, program: Program, constants: frozenset[Tensor] = frozenset(),
               revisits: Sequence[bool] = ()) -> Function:
-        return self.host.lower(program, constants, revisits)
+        from terrazzo.chips.gcu.products import product_template
+
+        made = product_template(program, self.description)
+        return self.host.lower(program, constants, revisits) if made is None else made
 
     def adapt(self, function: Function) -> Function:
         return self.host.adapt(function)

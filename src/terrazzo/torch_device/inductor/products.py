@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch._inductor.kernel.mm import aten_mm
 from torch._inductor.kernel.mm_common import _is_static_problem, mm_args, mm_grid
 from torch._inductor.kernel_inputs import MMKernelInputs
 from torch._inductor.lowering import register_lowering
-from torch._inductor.runtime.runtime_utils import next_power_of_2
 from torch._inductor.select_algorithm import (
     TritonTemplate,
     TritonTemplateKernel,
@@ -32,7 +30,7 @@ from torch._inductor.template_heuristics.triton import BaseConfigHeuristic, MMTe
 from torch._inductor.virtualized import V
 from triton import Config
 
-from terrazzo.chips.gcu.description import Description
+from terrazzo.chips.gcu.blocks import POWERS, ranked_blocks
 from terrazzo.torch_device.start import name
 from terrazzo.triton_gcu.chip import description
 
@@ -94,9 +92,6 @@ mm_template = ProductTemplate(
 bmm_template = ProductTemplate(
     name="gcu_bmm", grid=bmm_grid,
     source=TEMPLATE.replace("BATCH", ONE_OF_MANY).replace("INDICES", '"idx_q", '))
-
-SIDES = (16, 32, 64, 128, 256)
-DEPTHS = (16, 32, 64, 128)
 
 _library = torch.library.Library("terrazzo_inductor", "DEF")
 
@@ -199,33 +194,10 @@ class Blocks(MMTemplateConfigMixin, BaseConfigHeuristic):
             kernel_inputs.nodes()[0].get_size()[:-2]))
         size = kernel_inputs.dtype().itemsize
         depth = description().depth(TYPES[kernel_inputs.dtype()]) or 1
-        ranked = sorted(
-            (_cycles(description(), (m, n, k), block, many, size, depth), block)
-            for block in product(SIDES, SIDES, DEPTHS) if _fits(block, (m, n, k), size))
+        ranked = ranked_blocks(description(), (m, n, k), many, size, depth, POWERS)
         tuned = config.max_autotune or config.max_autotune_gemm
-        for _, (rows, columns, length) in ranked[:3 if tuned else 1]:
+        for rows, columns, length in ranked[:3 if tuned else 1]:
             blocks = Config({"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": length}, num_warps=1,
                             num_stages=1)
             yield self._convert_config_to_template_kwargs(
                 blocks, *kernel_inputs.mnk_symbolic(), kernel_inputs.out_dtype())
-
-
-def _fits(block: tuple[int, ...], sizes: tuple[int, ...], size: int) -> bool:
-    rows, columns, length = block
-    held = 4 * 2 * rows * columns + 2 * size * length * (rows + columns)
-    return held <= description().scratchpad_bytes and all(
-        side <= max(next_power_of_2(whole), 16) for side, whole in zip(block, sizes))
-
-
-def _cycles(chip: Description, sizes: tuple[int, ...], block: tuple[int, ...], many: int,
-            size: int, depth: int) -> tuple[float, int]:
-    """Cycles, about, of the unit that has most to do; of equal ones the longer block is better."""
-    (m, n, k), (rows, columns, length) = sizes, block
-    programs = many * math.ceil(m / rows) * math.ceil(n / columns)
-    steps = math.ceil(k / length)
-    worked = rows * columns * length * steps / (chip.matrix_rows * chip.matrix_columns * depth)
-    shared = min(chip.memory_bytes_per_cycle / min(programs, chip.units),
-                 chip.unit_bytes_per_cycle)
-    moved = (size * steps * length * (rows + columns) + 4 * rows * columns) / shared
-    waited = chip.dma_latency / chip.dma_in_flight * steps
-    return math.ceil(programs / chip.units) * (max(worked, moved, waited) + 200), -length
