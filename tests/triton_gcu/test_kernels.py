@@ -87,12 +87,28 @@ def test_a_program_has_one_warp(num_warps: int) -> None:
     assert np.array_equal(out.numpy(), x.values + y.values)
 
 
+@triton.jit
+def _by_threads(out):
+    threads: tl.constexpr = tl.extra.cuda.num_threads()
+    tl.atomic_add(out + tl.program_id(0) * threads + tl.arange(0, threads), 1)
+
+
+@pytest.mark.parametrize("num_warps", [1, 2, 8])
+def test_grids_made_for_so_many_threads_cover_everything(num_warps: int) -> None:
+    out = zeros(1024, dtype=np.int32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kernel = _by_threads[(1024 // (32 * num_warps),)](out, num_warps=num_warps)
+    assert kernel.metadata.num_warps == 1
+    assert out.numpy().tolist() == [1] * 1024
+
+
 def test_that_warps_change_nothing_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_warned", set())
     backend = compiler.GCUBackend(triton.runtime.driver.active.get_current_target())
     with pytest.warns(UserWarning, match="num_warps=8") as said:
         for _ in range(3):
-            assert backend.parse_options({"num_warps": 8}).num_warps == 1
+            backend.parse_options({"num_warps": 8})
     assert len(said) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -45,12 +45,11 @@ class GCUBackend(LoopBackend):
                                       host_key(), chip=description().spec())
 
     def parse_options(self, opts: dict[str, Any]) -> Options:
-        """As for the CPU, but programs have as many warps as the chip gives them."""
+        """As for the CPU. Kernels that ask (`tl.extra.cuda.num_threads`) hear what was asked for,
+        as their grid was made for it; how many warps there are is in the metadata."""
         options = super().parse_options(opts)
-        if options.num_warps != description().warps:
-            if opts.get("num_warps") is not None:
-                _warn_of_warps(options.num_warps)
-            options.__dict__["num_warps"] = description().warps  # it is frozen for users alone
+        if opts.get("num_warps") not in (None, description().warps):
+            _warn_of_warps(options.num_warps)
         return options
 
     def add_stages(self, stages: dict[str, Any], options: Options, language: Any = None) -> None:
@@ -80,6 +79,7 @@ def _make_loops(module: Any, metadata: dict[str, Any], chip: Description) -> Loo
     if knobs.sanitize:  # what the sanitizer keeps for itself must not make a kernel too large
         scratchpad = min(scratchpad, chip.scratchpad_bytes)
     metadata["shared"], metadata["kinds"] = scratchpad, text.lowered.kinds
+    metadata["num_warps"] = chip.warps
     return text
 
 
