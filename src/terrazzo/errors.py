@@ -134,6 +134,10 @@ class ArgumentError(TerrazzoError, TypeError):
     """An operator was called with a missing, extra or ill-typed argument."""
 
 
+class WrongDevice(ArgumentError, ValueError):
+    """A kernel was given a tensor of another device; Triton's own drivers say ValueError too."""
+
+
 class NotContiguous(TerrazzoError, ValueError):
     """A buffer's memory layout is not one that compiled code can read in place."""
 

@@ -15,7 +15,7 @@ from device_arrays import DeviceArray, normal, zeros  # noqa: E402
 from kernels import add, matmul, softmax, visit  # noqa: E402
 
 from terrazzo.chips.gcu.library import ERRORS, GcuError, check  # noqa: E402
-from terrazzo.errors import ArgumentError  # noqa: E402
+from terrazzo.errors import WrongDevice  # noqa: E402
 from terrazzo.triton_gcu import compiler  # noqa: E402
 from terrazzo.triton_gcu.chip import description, runtime  # noqa: E402
 from terrazzo.triton_gcu.driver import stream_cycles  # noqa: E402
@@ -150,7 +150,7 @@ def test_pointers_of_the_host_are_refused() -> None:
     x, out = normal(64), zeros(64)
     with pytest.raises(GcuError, match="gcuErrorInvalidPointer"):
         add[(1,)](x, OnTheHost(), out, 64, BLOCK=64)
-    with pytest.raises(ArgumentError, match="given a tensor on the device"):
+    with pytest.raises(WrongDevice, match="given a tensor on the device"):
         add[(1,)](x, Elsewhere(), out, 64, BLOCK=64)
     add[(1,)](x, x, out, 64, BLOCK=64)  # nothing has stayed behind
     assert np.array_equal(out.numpy(), 2 * x.values)

@@ -13,6 +13,9 @@ import pytest
 import terrazzo as tz
 from terrazzo.chips.gcu.build import compiler
 from terrazzo.chips.gcu.chip import Described
+from terrazzo.chips.gcu.counting import counted
+from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.options import Options
 from terrazzo.errors import MissingDependency
 
 HERE = Path(__file__).parent
@@ -79,3 +82,21 @@ def test_profiles_tell_modelled_time(gcu: Described, rng: np.random.Generator) -
     assert first.duration_ns == again.duration_ns == sum(k.duration_ns for k in first.kernels)
     modelled = gcu.seconds(lambda: call(x)) * 1e9
     assert modelled >= first.duration_ns > modelled / 2 > 0  # the rest are copies of arrays
+
+
+SYMBOLIC = [case for case in every.CASES if case.values[0] in (
+    "scaled_dot_product_attention", "batch_matmul", "tensordot", "nll_loss", "matmul_integer",
+    "conv", "layer_norm", "softmax", "cumsum", "max_pool_indices")]
+
+
+@pytest.mark.parametrize(("name", "row"), SYMBOLIC)
+def test_counts_of_symbolic_sizes_stay_short(name: str, row: every.Case, gcu: Described,
+                                             rng: np.random.Generator) -> None:
+    """Compile time goes by the length of the code: counts must not outgrow what they count."""
+    graph = every.symbolic_graph(name, every.inputs_of(row, rng, "float32"), row)
+    functions = Lowering(graph, gcu, options=Options.now()).functions
+    assert functions
+    for function in functions:
+        plain, long = (len(str(f)) for f in (
+            function, counted(function, gcu.description, per="task")))
+        assert long < 5 * plain + 1000, (function.name, plain, long)

@@ -10,13 +10,15 @@ chip and on the Loop IR alone, never on the machine that compiles or runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from terrazzo.base.scalar import Scalar, as_scalar, call, const
 from terrazzo.base.unwind import Walk, unwind
 from terrazzo.chips.gcu.description import Description
+from terrazzo.chips.gcu.naming import named
 from terrazzo.chips.gcu.tally import COUNTERS, LAUNCHES, Tally, is_unit, trips
 from terrazzo.chips.gcu.traffic import Traffic
 from terrazzo.chips.gcu.work import Places, work
@@ -170,6 +172,12 @@ def _peak(stmt: Stmt, local: frozenset[Buffer]) -> Index:
 
 
 # ---------------------------------------------------------------- writing
+def _with_names(given: Sequence[tuple[Var, Index]], body: Stmt) -> Stmt:
+    for var, value in reversed(given):
+        body = Let(var, as_scalar(value, int64), body)
+    return body
+
+
 Sink = Callable[[Tally], Stmt]
 
 
@@ -181,6 +189,7 @@ class _Writer:
     per: Per
     counters: Buffer
     places: Places
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # for names of parts
 
     def function(self, body: Stmt) -> Stmt:
         """The body of a function, with all it counts."""
@@ -195,10 +204,15 @@ class _Writer:
         head = self.added(whole, 0) if whole.terms else None
         return block(head, unwind(self.rebuilt(body, lambda tally: self.added(tally, 0))))
 
+    def written(self, tally: Tally, add: Callable[[int, Scalar], Stmt]) -> Stmt:
+        """Counts, each by a statement that adds it; what they have in common has a name."""
+        given, short = named(tally, f"part{next(self.numbers)}_")
+        return _with_names(given, block(*(add(*each) for each in short.amounts())))
+
     def added(self, tally: Tally, row: Index) -> Stmt:
         """Adds to a row that nobody else writes to."""
-        return block(*(Store(self.counters, row * COUNTERS + counter, amount,
-                             "add") for counter, amount in tally.amounts()))
+        return self.written(tally, lambda counter, amount: Store(
+            self.counters, row * COUNTERS + counter, amount, "add"))
 
     def by_units(self, loop: For, known: Tally) -> Stmt:
         """What tasks count that know it before they start: the first one counts for all."""
@@ -208,11 +222,9 @@ class _Writer:
         tasks = trips(loop)
         closed, left = mine.over(For(turn, 0, ceildiv(tasks - unit, units), Block(())))
         if left.terms:
-            return block(*(
-                self.shared(counter, (loop.var - loop.lo) % units, amount)
-                for counter, amount in known.amounts()))
-        adds = block(*(self.shared(counter, unit, amount)
-                       for counter, amount in closed.amounts()))
+            return self.written(known, lambda counter, amount: self.shared(
+                counter, (loop.var - loop.lo) % units, amount))
+        adds = self.written(closed, lambda counter, amount: self.shared(counter, unit, amount))
         return If(call("eq", as_scalar(loop.var), as_scalar(loop.lo, int64)),
                   For(unit, 0, minimum(tasks, units), adds))
 
@@ -257,16 +269,17 @@ class _Writer:
                 loop, known)
             return replace(loop, body=block(head, body))
         used = {counter for place in on_the_way
-                for counter, _ in self.places.inside[place].amounts()}
-        amounts = dict(known.amounts())
+                for counter in self.places.inside[place].counters()}
+        given, short = named(known, f"part{next(self.numbers)}_")
+        amounts = dict(short.amounts())
         mine = Buffer("counted", int64, COUNTERS)
-        body = yield self.rebuilt(loop.body, lambda tally: block(*(
-            Store(mine, counter, amount, "add")
-            for counter, amount in tally.amounts())))
+        body = yield self.rebuilt(loop.body, lambda tally: self.written(
+            tally, lambda counter, amount: Store(mine, counter, amount, "add")))
         first = [Store(mine, c, amounts.get(c, const(0))) for c in sorted(used)]
         last = [self._handed(c, number, mine[c] if c in used else amounts[c])
                 for c in sorted(used | amounts.keys())]
-        return replace(loop, body=Alloc(mine, block(*first, body, *last)))
+        whole = block(*first, body, *last)
+        return replace(loop, body=Alloc(mine, _with_names(given, whole)))
 
     def _handed(self, counter: int, number: Index, amount: Scalar) -> Stmt:
         if self.per == "task":

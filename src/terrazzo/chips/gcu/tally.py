@@ -109,6 +109,11 @@ class Tally:
         return ((counter, reduce(lambda a, b: a + b, terms))
                 for counter, terms in sorted(totals.items()))
 
+    def counters(self) -> set[int]:
+        """The counters that it counts."""
+        return {counter for row in self.terms.values() for counter, amount in enumerate(row)
+                if not isinstance(amount, int) or amount}
+
     def names(self) -> set[Var]:
         """The variables that it mentions."""
         found: set[Var] = set()
@@ -238,8 +243,8 @@ def _when(condition: Scalar, known: Mapping[int, Sides | None]) -> Sides | None:
         apart = values[0] - values[1]
         if condition.op in _DISTANCE:
             sign, shift = _DISTANCE[condition.op]
-            return guarded(sign * apart + shift)
-        equal = _both_hold(guarded(apart), guarded(-apart))
+            return _guarded(sign * apart + shift)
+        equal = _both_hold(_guarded(apart), _guarded(-apart))
         return equal if condition.op == "eq" else _swapped(equal)
     parts = [part for a in condition.args if (part := known[id(a)]) is not None]
     if condition.op not in ("and", "or", "not") or len(parts) < len(condition.args):
@@ -270,7 +275,7 @@ def both(a: When, b: When) -> When | None:
     return tuple(made) if len(made) <= _MOST_TERMS else None
 
 
-def guarded(guard: Index) -> Sides:
+def _guarded(guard: Index) -> Sides:
     """Where an index is not negative, and where it is.
 
     What is said without a minimum or maximum can be said of loops that it hangs on.

@@ -26,7 +26,6 @@ from terrazzo.chips.gcu.tally import (
     When,
     as_index,
     both,
-    guarded,
     holds,
     is_short,
     is_unit,
@@ -209,7 +208,8 @@ class Traffic:
         inner, self.places = self.places, outer
         if not inner.inside and parts.terms == once.tally.terms:
             return parts
-        fits, too_large = guarded(room)
+        fits: When = ((room,),)
+        too_large: When = ((-room - 1,),)
         made = Tally()
         made.include(once.tally, fits)
         made.include(parts, too_large)
@@ -241,6 +241,8 @@ class Traffic:
         one = self._footprint(self.found[id(stmt)], depth + 1, known | {stmt.var})
         if one is None:
             return None
+        if not is_short(one.size):  # no condition is made of it, so what it is at most will do
+            return self.room - one.size
         lo, hi = (substitute(i, self.values) for i in (stmt.lo, stmt.hi))
         size = interval_of(one.size, {stmt.var: Interval(lo, hi - 1)}).hi
         return None if size is None else self.room - size

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from terrazzo.errors import ArgumentError
+from terrazzo.errors import ArgumentError, WrongDevice
 
 
 def _single_bits(value: float) -> int:
@@ -35,7 +35,7 @@ class Home:
         """Refuse a tensor of another device: reading it would end the process."""
         device = getattr(value, "device", None)
         if getattr(device, "type", self.device) != self.device:
-            raise ArgumentError(
+            raise WrongDevice(
                 f"a kernel for {self.name} was given a tensor on the device {device}",
                 hint=self.hint)
 
