@@ -106,8 +106,11 @@ class Chip(ABC):
         raise DeviceError(f"the chip {self.name!r} cannot stand in for {spec.kind!r}")
 
     # ------------------------------------------------------------ graphs and programs
-    def keeps(self, operator: str) -> bool:
-        """Whether a composite operator stays whole, because there is a kernel for all of it."""
+    def keeps(self, operator: str, inputs: Sequence[Any] = ()) -> bool:
+        """Whether a composite operator stays whole, because there is a kernel for all of it.
+
+        `inputs` have a shape and a type, or are None where one is left out.
+        """
         return False
 
     def schedule(self, program: Program, revisits: Sequence[bool] = ()

@@ -38,7 +38,7 @@ class Options:
     def guide(self) -> Guide:
         """What rewrites go by."""
         keeps = self.chip.keeps
-        return Guide(self.level, self.rules, lambda node: keeps(node.op.name))
+        return Guide(self.level, self.rules, lambda node: keeps(node.op.name, node.inputs))
 
     @cached_property
     def chip(self) -> Chip:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from terrazzo.chips.chip import LEVELS, Assembled, Chip
 from terrazzo.chips.cpu.code import NativeCode
@@ -48,7 +48,7 @@ class Cpu(Chip):
         plain = (avx2_spec if self.spec.llvm_triple.startswith("x86_64") else neon_spec)(spec.cores)
         return Cpu(replace(plain, l2_bytes=spec.l1_bytes, l3_bytes=0))
 
-    def keeps(self, operator: str) -> bool:
+    def keeps(self, operator: str, inputs: Sequence[Any] = ()) -> bool:
         from terrazzo.chips.cpu import templates
 
         return templates.has_kernel(operator)

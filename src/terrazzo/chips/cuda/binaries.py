@@ -35,7 +35,8 @@ class Binary:
     ptx: str
     shared: int  # bytes of shared memory
     warps: int
-    scratch: int  # pointers that Triton adds to the parameters, and that we leave empty
+    extra: int  # pointers that Triton adds to the parameters: scratch, and what we leave empty
+    scratch: int  # bytes of memory that each program has for its descriptors
 
 
 def import_triton() -> Any:
@@ -84,7 +85,8 @@ def compiled(kernel: Written, types: Sequence[DType], constants: Mapping[str, in
         {(i,): [["tt.divisibility", 16]] for i, yes in enumerate(multiples) if yes})
     try:
         made = triton.compile(source, target=GPUTarget("cuda", arch_of(spec), 32),
-                              options={"num_warps": warps, "enable_fp_fusion": True})
+                              options={"num_warps": warps, "enable_fp_fusion": True,
+                                       **({"num_stages": kernel.stages} if kernel.stages else {})})
     except Exception as error:
         raise CompileError(f"Triton could not compile {kernel.name} for {spec.name}: {error}",
                            hint=f"its source is that of lower(..., 'triton', chip='{spec.kind}')"
@@ -93,7 +95,8 @@ def compiled(kernel: Written, types: Sequence[DType], constants: Mapping[str, in
     head = ptx[ptx.index(".entry"):]
     parameters = head[:head.index(")")].count(".param")
     return Binary(made.metadata.name, made.asm["cubin"], ptx, made.metadata.shared, warps,
-                  parameters - len(kernel.pointers) - len(kernel.dims))
+                  parameters - len(kernel.pointers) - len(kernel.dims),
+                  made.metadata.global_scratch_size)
 
 
 def disassembled(binary: Binary) -> str:

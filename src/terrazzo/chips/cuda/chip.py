@@ -63,9 +63,16 @@ class Cuda(Chip):
             self._forms[program] = form_of(program, self.spec)
         return self._forms[program]
 
+    def keeps(self, operator: str, inputs: Sequence[Any] = ()) -> bool:
+        if operator != "scaled_dot_product_attention" or not inputs:
+            return False
+        from terrazzo.chips.cuda import attention
+
+        return attention.has_kernel(inputs)
+
     def lower(self, program: Program, constants: frozenset[Tensor] = frozenset(),
               revisits: Sequence[bool] = ()) -> Function:
-        if self.form(program).kernels:
+        if self.form(program).kernels and program.kind != "attention":
             return super().lower(program, constants, revisits)
         return self.host.lower(program, constants, revisits)
 

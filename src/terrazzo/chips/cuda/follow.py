@@ -45,7 +45,7 @@ class Kernel:
     def __init__(self, facts: Mapping[str, Any]):
         self.name: str = facts["name"]
         self.dims = [size_of(d) for d in facts["dims"]]
-        self.programs = size_of(facts["programs"])
+        self.programs = [size_of(v["programs"]) for v in facts["versions"]]
         self.blocks = [size_of(b) for b in facts["blocks"]]
         self.elements = [size_of(n) for n in facts["elements"]]
         self.versions = facts["versions"]
@@ -126,9 +126,10 @@ class Followed:
             number, places = rest
             kernel = self.kernels[number]
             dims = [d(sizes) for d in kernel.dims]
-            programs = kernel.programs(sizes)
+            version = kernel.choice(sizes, dims)
+            programs = kernel.programs[version](sizes)
             if programs > 0:
-                self.machine.launch(number, kernel.choice(sizes, dims), programs, [
+                self.machine.launch(number, version, programs, [
                     address(p, bases, sizes) for p in places], dims)
         elif kind == "host":
             number, places = rest

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from terrazzo.base.shapes import num_elements
+from terrazzo.chips.cuda import attention, products
 from terrazzo.chips.cuda.split import split
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.codegen.triton.module import UpTo, Written, module_text, warps_for
 from terrazzo.codegen.triton.source import triton_kernel
 from terrazzo.errors import TerrazzoError
 from terrazzo.expr.ir import Program, Tensor
+from terrazzo.expr.matmul import match_product
 from terrazzo.index import Index, bounds
 
 # Operators that the CPU runs on copies, and why; those of linear algebra are the host's anywhere.
@@ -36,6 +38,7 @@ class Kernel:
 
     program: Program
     versions: tuple[Version, ...]
+    extents: tuple[Index, ...] = ()  # the sizes that `most` of a version is about
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -63,7 +66,7 @@ class Version:
     @property
     def warps(self) -> int:
         written = self.written
-        if not self.most:
+        if not self.most or not written.varies:
             return written.warps
         bits = max(t.dtype.bits for t in written.pointers)
         return warps_for(self.most, bits, written.rules)
@@ -89,6 +92,9 @@ def form_of(program: Program, spec: ChipSpec) -> Form:
         return Form(reason=ON_CPU.get(program.attrs["node"].op.name,
                                       "its loops are written for CPUs"))
     try:
+        if program.kind == "attention":
+            return Form(tuple(Kernel(part, tuple(map(Version, made)))
+                              for part, made in attention.kernels(program, spec)))
         return Form(tuple(_kernel(part, spec) for part in parts_of(program, spec)))
     except TerrazzoError as error:
         return Form(reason=str(error).split("\n")[0])
@@ -96,15 +102,29 @@ def form_of(program: Program, spec: ChipSpec) -> Form:
 
 def parts_of(program: Program, spec: ChipSpec) -> Sequence[Program]:
     """A program as programs of one kernel each; what one makes for the next is its output."""
-    if program.kind == "contraction":  # each result by itself, several side by side
-        rank = max(len(s.axes) for s in program.stages)
-        return [replace(program, kind="rows", attrs={"rows": rank, "tiles": True})]
+    if program.kind == "contraction":
+        product = products.whole(program)
+        if product is not None:
+            return products.split_sums(product, spec)
+        program = _each_by_itself(program)
     if program.kind == "rows":
         return split(program, spec) or [program]
     return [program]
 
 
+def _each_by_itself(program: Program) -> Program:
+    """A contraction as sums along rows: several side by side, unless there is one row of them."""
+    rank = max(len(s.axes) for s in program.stages)
+    product = match_product(program)
+    attrs = {"rows": rank, "tiles": product is None or product.row is not None}
+    return replace(program, kind="rows", attrs=attrs)
+
+
 def _kernel(program: Program, spec: ChipSpec) -> Kernel:
+    if program.kind == "contraction":
+        found = products.versions(program, spec)
+        rows = products.rows_of(program)
+        return Kernel(program, tuple(Version(w, most=most) for w, most in found), (rows,))
     first = triton_kernel(program, spec)
     if not first.dims:
         return Kernel(program, (Version(first),))

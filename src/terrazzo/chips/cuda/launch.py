@@ -32,10 +32,12 @@ class Packed:
         self.module = driver.Module(code[start:start + length])
         self.handle = self.module.function(version["symbol"], version["shared"])
         sizes = ("q" if version["wide"] else "i") * len(facts["dims"])
-        # Triton's own pointers at the end stay zero: nothing packs them.
+        # Triton's own pointers are last: memory for descriptors where there are any, and some that
+        # stay zero because nothing packs them.
         form = "Q" * len(facts["types"]) + sizes
-        self.pack = struct.Struct(form).pack_into
-        self.buffer = ctypes.create_string_buffer(struct.calcsize(form + "Q" * version["scratch"]))
+        self.scratch: int = version["scratch"]
+        self.pack = struct.Struct(form + "Q" * bool(self.scratch)).pack_into
+        self.buffer = ctypes.create_string_buffer(struct.calcsize(form + "Q" * version["extra"]))
         self.size = ctypes.c_size_t(len(self.buffer))
         self.extra = (ctypes.c_void_p * 5)(_POINTER, ctypes.addressof(self.buffer), _SIZE,
                                            ctypes.addressof(self.size), _END)
@@ -58,9 +60,11 @@ class Device:
     def launch(self, kernel: int, version: int, grid: int, pointers: Sequence[int],
                sizes: Sequence[int]) -> None:
         found = self.kernels[kernel][version]
+        owner, scratch = self.room(grid * found.scratch) if found.scratch else (None, 0)
+        last = (scratch,) if owner is not None else ()
 
         def run() -> int:
-            found.pack(found.buffer, 0, *pointers, *sizes)
+            found.pack(found.buffer, 0, *pointers, *sizes, *last)
             return self.launches(found.handle, grid, 1, 1, found.threads, 1, 1, found.shared,
                                  self.stream(self.number), None, found.extra_address)
 
@@ -121,36 +125,56 @@ class Launched(Followed):
     def launch_lines(self, i: int, number: int, places: Sequence[Any], facts: Mapping[str, Any],
                      names: Mapping[str, str], scope: dict[str, Any]) -> list[str]:
         kernel, versions = facts["kernels"][number], self.device.kernels[number]
-        given = [*(self.place_text(p, names) for p in places),
-                 *(_text(d, names) for d in kernel["dims"])]
-        indent, lines = "    ", []
-        grid = _text(kernel["programs"], names)
+        given = ", ".join([*(self.place_text(p, names) for p in places),
+                           *(_text(d, names) for d in kernel["dims"])])
         if len(versions) == 1:
-            chosen = versions[0]
-            scope |= {f"pack{i}": chosen.pack, f"buffer{i}": chosen.buffer}
-            handle, block, shared, extra = (chosen.handle, chosen.threads, chosen.shared,
-                                            chosen.extra_address)
-            call = (f"{handle}, {{}}, 1, 1, {block}, 1, 1, {shared}, stream, None, {extra}")
+            return self.one_version(i, kernel, versions[0], given, names, scope)
+        scope |= {f"found{i}": self.chooser(number), f"known{i}": {}}
+        sizes = ", ".join(f"{n!r}: {d}" for n, d in names.items())
+        dims = ", ".join(_text(d, names) for d in kernel["dims"])
+        lines = [f"    found = known{i}.get(({', '.join(names.values())},))",
+                 "    if found is None:",
+                 f"        found = found{i}({{{sizes}}}, ({dims},))",
+                 f"        if len(known{i}) < {_MOST_KNOWN}:",
+                 f"            known{i}[{', '.join(names.values())},] = found",
+                 "    v, grid = found",
+                 "    if grid > 0:"]
+        if any(v.scratch for v in versions):
+            lines += ["        if v.scratch:",
+                      f"            owner{i}s, scratch = room(grid * v.scratch)",
+                      f"            v.pack(v.buffer, 0, {given}, scratch)",
+                      "        else:",
+                      f"            v.pack(v.buffer, 0, {given})"]
         else:
-            scope |= {f"choice{i}": self.kernels[number].choice, f"versions{i}": versions,
-                      f"known{i}": {}}
-            sizes = ", ".join(f"{n!r}: {d}" for n, d in names.items())
-            dims = ", ".join(_text(d, names) for d in kernel["dims"])
-            lines += [f"    v = known{i}.get(({', '.join(names.values())},))",
-                      "    if v is None:",
-                      f"        v = versions{i}[choice{i}({{{sizes}}}, ({dims},))]",
-                      f"        if len(known{i}) < {_MOST_KNOWN}:",
-                      f"            known{i}[{', '.join(names.values())},] = v",
-                      f"    pack{i}, buffer{i} = v.pack, v.buffer"]
-            call = ("v.handle, {}, 1, 1, v.threads, 1, 1, v.shared, stream, None, "
-                    "v.extra_address")
+            lines.append(f"        v.pack(v.buffer, 0, {given})")
+        return [*lines, "        status |= launch(v.handle, grid, 1, 1, v.threads, 1, 1, v.shared, "
+                "stream, None, v.extra_address)"]
+
+    def chooser(self, number: int) -> Callable[..., tuple[Packed, int]]:
+        """What finds the version for some sizes, and how many programs it has."""
+        kernel, versions = self.kernels[number], self.device.kernels[number]
+
+        def found(sizes: Mapping[str, int], dims: Sequence[int]) -> tuple[Packed, int]:
+            chosen = kernel.choice(sizes, dims)
+            return versions[chosen], kernel.programs[chosen](sizes)
+
+        return found
+
+    def one_version(self, i: int, kernel: Mapping[str, Any], chosen: Packed, given: str,
+                    names: Mapping[str, str], scope: dict[str, Any]) -> list[str]:
+        scope |= {f"pack{i}": chosen.pack, f"buffer{i}": chosen.buffer}
+        grid, indent, lines = _text(kernel["versions"][0]["programs"], names), "    ", []
         if not grid.isdigit():
             lines += [f"    grid = {grid}", "    if grid > 0:"]
             indent, grid = "        ", "grid"
         elif grid == "0":
             return []
-        return [*lines, f"{indent}pack{i}(buffer{i}, 0, {', '.join(given)})",
-                f"{indent}status |= launch({call.format(grid)})"]
+        if chosen.scratch:
+            lines.append(f"{indent}owner{i}s, scratch = room({grid} * {chosen.scratch})")
+            given += ", scratch"
+        return [*lines, f"{indent}pack{i}(buffer{i}, 0, {given})",
+                f"{indent}status |= launch({chosen.handle}, {grid}, 1, 1, {chosen.threads}, 1, 1, "
+                f"{chosen.shared}, stream, None, {chosen.extra_address})"]
 
     def place_text(self, place: Sequence[Any], names: Mapping[str, str]) -> str:
         kind, number, offset = place

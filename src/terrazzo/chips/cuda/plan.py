@@ -101,27 +101,29 @@ class Planner:
 
     def kernel(self, kernel: Kernel, aligned: tuple[bool, ...]) -> dict[str, Any]:
         written = kernel.written
-        blocks = [index_data(n.extent) for n in written.constants.values()
-                  if not isinstance(n, int)]
+        extents = kernel.extents or [n.extent for n in written.constants.values()
+                                     if not isinstance(n, int)]
+        versions = serving(kernel, aligned)
         return {"name": written.name, "aligned": list(aligned),
                 "dims": [index_data(d) for d in written.dims],
-                "programs": index_data(written.programs), "blocks": blocks,
+                "blocks": list(map(index_data, extents)),
                 "elements": [index_data(n) for n in elements(kernel.program)],
                 "types": [t.dtype.name for t in kernel.tensors],
-                "versions": [self.version(kernel, v, aligned) for v in kernel.versions]}
+                "versions": [self.version(kernel, v, aligned) for v in versions]}
 
     def version(self, kernel: Kernel, version: Version, aligned: tuple[bool, ...]
                 ) -> dict[str, Any]:
         written, constants = version.written, version.constants()
         facts: dict[str, Any] = {"wide": written.wide, "sixteen": version.sixteen,
-                                 "most": version.most, "warps": version.warps}
+                                 "most": version.most, "warps": version.warps,
+                                 "programs": index_data(written.programs)}
         if self.simulated:
             return {**facts, "text": written.jit_text(), "constants": constants}
         types = [t.dtype for t in kernel.tensors]
         made = compiled(written, types, constants, version.warps, aligned, version.sixteen,
                         self.spec)
-        return {**facts, "symbol": made.name, "shared": made.shared, "scratch": made.scratch,
-                "code": self.keep(made.cubin)}
+        return {**facts, "symbol": made.name, "shared": made.shared, "extra": made.extra,
+                "scratch": made.scratch, "code": self.keep(made.cubin)}
 
     def host_part(self, function: Function) -> int:
         """A kernel of the CPU's, by its number; its code lies with the rest."""
@@ -141,6 +143,14 @@ class Planner:
         start = len(self.code)
         self.code += code
         return [start, len(code)]
+
+
+def serving(kernel: Kernel, aligned: Sequence[bool]) -> list[Version]:
+    """The versions that serve these arguments: descriptors describe memory that is aligned."""
+    if not all(aligned):
+        return [v for v in kernel.versions if not v.written.descriptors]
+    best = kernel.versions[0]
+    return [best] if best.written.descriptors and not best.written.dims else list(kernel.versions)
 
 
 def _place(place: Argument) -> list[Any]:

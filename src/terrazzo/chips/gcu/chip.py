@@ -53,8 +53,8 @@ class Described(Chip):
         return host
 
     # ------------------------------------------------------------ graphs and programs
-    def keeps(self, operator: str) -> bool:
-        return self.host.keeps(operator)
+    def keeps(self, operator: str, inputs: Sequence[Any] = ()) -> bool:
+        return self.host.keeps(operator, inputs)
 
     def schedule(self, program: Program, revisits: Sequence[bool] = ()
                  ) -> tuple[Program, Schedule]:

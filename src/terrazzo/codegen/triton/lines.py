@@ -205,6 +205,17 @@ class Lines:
         outer.lines += ["    " * len(self.scopes) + head, *scope.lines]
 
     @contextmanager
+    def loop(self, head: str, binds: set[Var]) -> Iterator[None]:
+        """A loop in which more index variables are known."""
+        outer = self.scopes[-1]
+        scope = Scope(binds)
+        self.scopes.append(scope)
+        yield
+        self.scopes.pop()
+        self.names.taken -= set(scope.declared)
+        outer.lines += ["    " * len(self.scopes) + head, *scope.lines]
+
+    @contextmanager
     def row_level(self) -> Iterator[None]:
         """Leave the loops for a while: what follows concerns whole rows."""
         saved, self.scopes = self.scopes, self.scopes[:1]

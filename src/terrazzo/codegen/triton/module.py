@@ -43,6 +43,8 @@ class Written:
     warps: int
     wide: bool  # whether addresses, and so sizes, have 64 bits
     rules: LaunchRules
+    stages: int = 0  # loads of a loop that are under way at once; 0: as Triton likes
+    descriptors: bool = False  # whether it makes tensor descriptors, which take memory
 
     @property
     def varies(self) -> bool:
@@ -120,6 +122,8 @@ def _launch(program: Program, kernel: Written) -> list[str]:
             warps = f"{warps} if {name} >= {SHORT_BLOCK} else {kernel.few_warps}"
         given.append(f"{name}={name if isinstance(value, UpTo) else value}")
     given.append(f"num_warps={warps}")
+    if kernel.stages:
+        given.append(f"num_stages={kernel.stages}")
     call = f"{kernel.name}[({grid},)]("
     if known and kernel.programs:
         return [*lines, *_wrapped("    " + call, given, ")")]
