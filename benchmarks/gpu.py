@@ -1,6 +1,10 @@
-"""Pointwise, row and reduction kernels on an NVIDIA GPU, beside torch, its copies and Inductor.
+"""Kernels on an NVIDIA GPU, beside torch's, its copies, cuBLAS, cuDNN and Inductor.
 
     python benchmarks/gpu.py [--inductor] [--only softmax] [--rows 8192x4096]
+    python benchmarks/gpu.py --products --attention
+
+Products with bias and GELU are compared with cuBLAS alone, attention with cuDNN's and
+FlashAttention-2, both in turns: a GPU that gets warm is slower for both.
 
 Rates are bytes read and written in TB/s, medians of `triton.testing.do_bench`; `copy_` of the same
 bytes is the limit (of a sum, the rate at which torch reads: `x.sum()`). The time of the host is
@@ -76,6 +80,96 @@ def compared(name: str, x: Any, pair: tuple[Callable[..., Any], Callable[..., An
     return tuple(found)
 
 
+PRODUCTS = [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 14336, 4096), (2048, 2048, 2048),
+            (1024, 1024, 1024), (128, 14336, 4096), (64, 4096, 4096), (16, 4096, 4096),
+            (1, 4096, 4096), (1, 14336, 4096)]
+# batch, heads of q, heads of k and v, queries, keys, size: 2048 wide, and decoding
+ATTENTION = [(4, 32, 32, 4096, 4096, 64), (1, 32, 32, 16384, 16384, 64),
+             (4, 16, 16, 4096, 4096, 128), (1, 16, 16, 16384, 16384, 128),
+             (8, 16, 16, 1, 16384, 128), (16, 32, 8, 1, 16384, 128)]
+
+
+def in_turns(*runs: Callable[[], Any]) -> list[float]:
+    """Median milliseconds of each, one after the other, with caches emptied in between."""
+    for run in runs:
+        run()
+    torch.cuda.synchronize()
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for run in runs:
+        run()
+    last.record()
+    last.synchronize()
+    turns = max(5, min(100, int(40 / max(first.elapsed_time(last), 0.01))))
+    flushed = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
+    marks: list[list[tuple[Any, Any]]] = [[] for _ in runs]
+    for _ in range(turns):
+        for run, own in zip(runs, marks):
+            flushed.zero_()
+            pair = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+            pair[0].record()
+            run()
+            pair[1].record()
+            own.append((pair[0], pair[1]))
+    torch.cuda.synchronize()
+    return [sorted(a.elapsed_time(b) for a, b in own)[turns // 2] for own in marks]
+
+
+def products(kind: torch.dtype) -> None:
+    """Products with bias and GELU fused, beside cuBLAS's product alone."""
+    ours = {False: tz.jit(lambda x, w, b: tz.gelu(x @ w + b)),
+            True: tz.jit(lambda x, w, b: tz.gelu(x @ w.T + b))}
+    for m, n, k in PRODUCTS:
+        for turned in (False, True):
+            x = torch.randn(m, k, device="cuda", dtype=kind)
+            w = torch.randn(*((n, k) if turned else (k, n)), device="cuda", dtype=kind) / k**0.5
+            b = torch.randn(n, device="cuda", dtype=kind)
+            matrix = w.T if turned else w
+            want = F.gelu(x.double() @ matrix.double() + b.double())
+            torch.testing.assert_close(ours[turned](x, w, b).double(), want, rtol=2e-2, atol=2e-2)
+            mine, theirs = in_turns(lambda: ours[turned](x, w, b),  # noqa: B023
+                                    lambda: x @ matrix)  # noqa: B023
+            rates = "  ".join(f"{2 * m * n * k / t / 1e9:4.0f}" for t in (mine, theirs))
+            name = "x @ w.T" if turned else "x @ w"
+            print(f"{name:8} {m:5} x {n:5} x {k:5} {str(kind)[6:]:9} {mine * 1e3:7.1f} us  "
+                  f"TFLOP/s ours, cuBLAS: {rates}  ({theirs / mine:.2f})", flush=True)
+
+
+def attention(kind: torch.dtype) -> None:
+    """Attention, beside cuDNN's and FlashAttention-2."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def theirs(backend: Any, *args: Any, **options: Any) -> Callable[[], Any]:
+        def run() -> Any:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(*args, **options)
+
+        return run
+
+    for batch, heads, shared, queries, keys, size in ATTENTION:
+        for causal in (False, True)[:1 if queries == 1 else 2]:
+            q = torch.randn(batch, heads, queries, size, device="cuda", dtype=kind)
+            k, v = (torch.randn(batch, shared, keys, size, device="cuda", dtype=kind)
+                    for _ in range(2))
+            options = {"is_causal": causal, "enable_gqa": heads != shared}
+            ours = tz.jit(lambda q, k, v: tz.scaled_dot_product_attention(
+                q, k, v, causal=causal))  # noqa: B023
+            torch.testing.assert_close(ours(q, k, v), F.scaled_dot_product_attention(
+                q, k, v, **options), rtol=3e-2, atol=3e-2)
+            times = in_turns(lambda: ours(q, k, v),  # noqa: B023
+                             theirs(SDPBackend.CUDNN_ATTENTION, q, k, v, **options),
+                             theirs(SDPBackend.FLASH_ATTENTION, q, k, v, **options))
+            flops = 4 * batch * heads * queries * keys * size * (0.5 if causal else 1)
+            amount = 2 * k.nbytes if queries == 1 else flops / 1e3
+            unit = "TB/s" if queries == 1 else "TFLOP/s"
+            rates = "  ".join(f"{amount / t / 1e9:6.2f}" if queries == 1 else
+                              f"{flops / t / 1e9:4.0f}" for t in times)
+            print(f"attention {batch}x{heads}/{shared}x{queries}x{keys} d{size} "
+                  f"{'causal' if causal else 'full':6} {str(kind)[6:]:9} {unit} ours, cuDNN, "
+                  f"FlashAttention-2: {rates}  ({times[1] / times[0]:.2f}, "
+                  f"{times[2] / times[0]:.2f})", flush=True)
+
+
 def means(lines: list[tuple[float, ...]]) -> None:
     """How much faster ours is than the others, over all lines."""
     for i, other in enumerate(("eager", "Inductor")[:len(lines[0]) - 1]):
@@ -91,10 +185,19 @@ def main() -> None:
     parser.add_argument("--inductor", action="store_true", help="compare with torch.compile too")
     parser.add_argument("--only", default="", help="names of operators, with commas")
     parser.add_argument("--rows", default="", help="one shape: 8192x4096")
+    parser.add_argument("--products", action="store_true", help="matrix products instead")
+    parser.add_argument("--attention", action="store_true", help="attention instead")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
     # A second size would make a kernel for any; the table is about kernels for the sizes.
     tz.knobs.dynamic = "never"
+    if options.products or options.attention:
+        print(tz.chips()["cuda"], torch.__version__)
+        if options.products:
+            products(torch.bfloat16)
+        if options.attention:
+            attention(torch.bfloat16)
+        return
     one = tuple(int(n) for n in options.rows.split("x")) if options.rows else None
     print(tz.chips()["cuda"], torch.__version__)
     print("operator     shape        type      limit        ours         eager        Inductor")

@@ -81,6 +81,56 @@ def test_sizes_that_vary() -> None:
         torch.testing.assert_close(function(x), (x * 2).softmax(-1))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("shape", [(5, 33, 70), (1, 64, 4096), (16, 64, 2048), (1000, 136, 72),
+                                   (512, 512, 512), (4096, 4096, 256), (0, 8, 8)])
+def test_products(dtype: str, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    x, w, b = (torch.randn(s, device="cuda").to(getattr(torch, dtype))
+               for s in ((m, k), (k, n), (n,)))
+    slack = {"float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3, "float64": 1e-12}[dtype]
+    want = torch.nn.functional.gelu(x.double() @ w.double() + b.double())
+    with tz.knobs.override(dynamic="never"):
+        got = tz.jit(lambda x, w, b: tz.gelu(x @ w + b))(x, w, b)
+    torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack * max(
+        1.0, float(want.abs().max()) if want.numel() else 0))
+
+
+def test_rows_of_products_vary() -> None:
+    function = tz.jit(lambda x, w: x @ w)
+    w = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
+    for m in (3, 5, 17, 64, 65, 130, 2048, 1, 0):
+        x = torch.randn(m, 256, device="cuda", dtype=torch.bfloat16)
+        torch.testing.assert_close(function(x, w), x @ w, rtol=2e-2, atol=2e-2 * 16)
+
+
+def test_infinite_factors_stay_where_they_are() -> None:
+    x, w = torch.randn(70, 64, device="cuda"), torch.randn(64, 72, device="cuda")
+    x[3, 4], x[5, 6] = torch.inf, torch.nan
+    got, want = tz.matmul(x, w), x @ w
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [
+    ((2, 4, 130, 64), (2, 4, 130, 64)), ((2, 4, 1024, 128), (2, 2, 1024, 128)),
+    ((2, 8, 1, 128), (2, 2, 3000, 128)), ((2, 8, 5, 64), (2, 2, 1100, 64)),
+    ((4, 70, 24), (4, 150, 24)), ((1, 2, 300, 256), (1, 2, 300, 256))])
+def test_attention(dtype: str, causal: bool, queries: tuple[int, ...], keys: tuple[int, ...]
+                   ) -> None:
+    q, k, v = (torch.randn(s, device="cuda").to(getattr(torch, dtype))
+               for s in (queries, keys, keys))
+    slack = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}[dtype]
+    shared = len(keys) > 3 and keys[-3] != queries[-3]
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=causal, enable_gqa=shared)
+    with tz.knobs.override(dynamic="never"):
+        got = tz.jit(lambda q, k, v: tz.scaled_dot_product_attention(q, k, v, causal=causal))(
+            q, k, v)
+    torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack)
+
+
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(DeviceError, match="cuda:0 and cpu"):
         tz.add(torch.ones(3, device="cuda"), torch.ones(3))

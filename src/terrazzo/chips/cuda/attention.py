@@ -25,7 +25,8 @@ from terrazzo.index import Index, bounds
 
 MOST_SIZE = 256  # of a key or a value: sums of a tile stay in registers
 FEW_ROWS = 64  # up to here queries share a tile, and parts of the keys are attended to apart
-_PART_KEYS = 256  # that a part has at least
+_PART_KEYS = 128  # that a part has at least
+_PROGRAMS, _MOST_PARTS = 8, 32  # programs a multiprocessor that are wanted, parts that are joined
 
 
 def has_kernel(inputs: Sequence[Any]) -> bool:
@@ -74,10 +75,13 @@ def tiles(attention: Attention, spec: ChipSpec) -> Tiles:
         return Tiles(64, 32 if largest > 64 else 64, warps=4, stages=2)
     descriptors = spec.has("tma") and describable(attention.k, attention.size) and describable(
         attention.v, attention.value_size)
+    # Two programs share a multiprocessor, so that one weighs while the other multiplies.
     if largest > 128:
         return Tiles(64, 64, warps=4, stages=2, descriptors=descriptors)
-    return Tiles(128, 64 if largest > 64 else 128, warps=8 if largest > 64 else 4, stages=3,
-                 descriptors=descriptors)
+    if largest > 64:
+        return Tiles(128, 64, warps=4, stages=2, descriptors=descriptors)
+    return Tiles(128, 64, warps=4, stages=3, descriptors=descriptors) if (
+        attention.causal) else Tiles(64, 128, warps=4, stages=2, descriptors=descriptors)
 
 
 def _rows(attention: Attention) -> int | None:
@@ -96,6 +100,6 @@ def _few_rows(attention: Attention, spec: ChipSpec, rows: int) -> Tiles:
     members = num_elements([*attention.batch, attention.heads]) // attention.shared
     parts = 1
     if isinstance(members, int) and isinstance(keys, int):
-        parts = max(1, min(-(-4 * spec.cores // members), keys // _PART_KEYS, 64))
+        parts = max(1, min(_PROGRAMS * spec.cores // members, keys // _PART_KEYS, _MOST_PARTS))
     wide = 32 if attention.dtype is float32 or largest > 128 else 64
     return Tiles(high, wide, warps=4, stages=3, parts=parts, packed=attention.shared != 1)

@@ -77,6 +77,8 @@ class Planner:
             if place.kind == "slot" and place.offset == 0:
                 self.slots[place.number] = index_data(buffer.size * buffer.dtype.itemsize)
         program = copy_program(function) if function.origin == "copy" else function.program
+        if program is not None and all(num_elements(t.shape) == 0 for t in program.outputs):
+            return []
         form = Form(reason="it moves memory") if program is None else self.form(program)
         if not form.kernels:
             return [["host", self.host_part(function), list(map(_place, call.arguments))]]

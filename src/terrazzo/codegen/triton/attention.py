@@ -39,7 +39,6 @@ class Tiles:
     stages: int = 3
     descriptors: bool = False  # keys and values come by the engine that copies tiles (TMA)
     parts: int = 1  # of the keys
-    ahead: bool = False  # the scores of the next keys are under way while these are weighed
     packed: bool = False  # heads that share keys are rows of one tile
     precision: str = "tf32x3"  # of float32
 
@@ -175,7 +174,7 @@ class _Kernel:
 
     # ------------------------------------------------------------ the kernel
     def write(self) -> None:
-        emitter, a, tiles = self.emitter, self.a, self.tiles
+        a, tiles = self.a, self.tiles
         self.rows_size = self.constant("ROWS", tiles.rows)
         self.keys_size = self.constant("KEYS", tiles.keys)
         sizes = self.constant("SIZE", _power(a.size)), self.constant("VALUES", _power(a.value_size))
@@ -305,17 +304,8 @@ class _Kernel:
                 var, self.names.fresh("key"), a.keys,
                 f"({lanes}).to(tl.int64)" if self.wide else lanes, self.keys_size, not checked)
         head = f"for {start} in range({first}, {last}, {self.keys_size}):"
-        ahead = self.tiles.ahead and not checked and readers is not None
-        if ahead:
-            self.line(f"ahead = {self.scores(self.rows_of(0, first, down, readers))}")
         with emitter.loop(head, {down, across}):
-            if ahead:
-                self.line("scores = ahead")
-                k = self.rows_of(0, f"{start} + {self.keys_size}", down, readers)
-                self.line(f"ahead = {self.scores(k)}")
-            else:
-                k = self.rows_of(0, start, down, readers)
-                self.line(f"scores = {self.scores(k)}")
+            self.line(f"scores = {self.scores(self.rows_of(0, start, down, readers))}")
             self.step(self.rows_of(1, start, down, readers), across, checked)
 
     def rows_of(self, number: int, start: str, down: Var, readers: Sequence[str] | None) -> str:
@@ -366,7 +356,7 @@ class _Kernel:
             self.line(f"scores = tl.where({' & '.join(conditions)}, scores, float('-inf'))")
         self.line("larger = tl.maximum(largest, tl.max(scores, axis=1, keep_dims=True)"
                   f"{scaled})")
-        self.line(f"weights = _exp2_fast(scores{scaled} - larger)")
+        self.line(f"weights = tl.exp2(scores{scaled} - larger)")
         self.line("correction = tl.exp2(largest - larger)")
         self.line("total = total * correction + tl.sum(weights, axis=1, keep_dims=True)")
         narrow = "weights" if self.dtype is float32 else f"weights.to({type_text(self.dtype)})"
@@ -465,10 +455,10 @@ class _Joining(_Kernel):
             text = f"tl.where({mask.text}, {text}, {LOWEST})"
         self.line(f"scores = {text}")
         self.line("weights = tl.exp2(scores - tl.max(scores, axis=0, keep_dims=True))")
-        self.line(f"total = tl.sum({self.load(totals, _at(totals, *place, 0), part)} * weights, axis=0, "
-                  "keep_dims=True)")
-        self.line(f"sums = tl.sum({self.load(sums, _at(sums, *place, value), part, value)} * weights, axis=0, "
-                  "keep_dims=True)")
+        found = self.load(totals, _at(totals, *place, 0), part)
+        self.line(f"total = tl.sum({found} * weights, axis=0, keep_dims=True)")
+        found = self.load(sums, _at(sums, *place, value), part, value)
+        self.line(f"sums = tl.sum({found} * weights, axis=0, keep_dims=True)")
         if a.mask is not None and not a.nan_if_unseen:
             self.line("total = tl.where(total == 0, 1, total)")
         self.store(a.out, _at(a.out, *self.batch, head, query, value),

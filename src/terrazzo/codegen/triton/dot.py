@@ -26,7 +26,6 @@ from terrazzo.index import (
     Var,
     bounds,
     ceildiv,
-    coefficient,
     divisible,
     free_vars,
     minimum,
@@ -49,7 +48,6 @@ class Tiling:
     group: int = 8  # tiles of so many rows of tiles are neighbours in time: caches hold their rows
     persistent: bool = False
     descriptors: bool = False
-    parts: int = 1  # of a tile's columns that are finished one after the other: less shared memory
     precision: str = "tf32x3"  # of float32
 
 
@@ -223,23 +221,7 @@ class _DotKernel:
         self.sum_up(readers)
         emitter.sums = Value("sums", deps=frozenset({self.row.var, product.column.var}),
                              dtype=product.reduce.dtype)
-        if self.tiling.parts == 1:
-            self.finish(product.column.var)
-            return
-        half = f"{self.block_columns} // 2"
-        self.line(f"halves = tl.permute(tl.reshape(sums, ({self.block_rows}, 2, {half})), "
-                  "(0, 2, 1))")
-        self.line("left, right = tl.split(halves)")
-        for number, part in enumerate(("left", "right")):
-            var = _numbered(f"%{part}", self.n)
-            for scope in emitter.scopes[:2]:
-                if product.column.var in scope.binds:
-                    scope.binds.add(var)
-            start = f"column_tile * {self.block_columns}" + (f" + {half}" if number else "")
-            self.add(var, f"{product.column.var.name}_{part}", self.n, start, half, "[None, :]")
-            emitter.sums = Value(part, deps=frozenset({self.row.var, var}),
-                                 dtype=product.reduce.dtype)
-            self.finish(var)
+        self.finish()
 
     def add(self, var: Var, name: str, extent: Index, start: str, size: str, direction: str
             ) -> None:
@@ -285,7 +267,7 @@ class _DotKernel:
             source: Tensor = load.source
             indices = [substitute(i, whole) for i in load.indices if not isinstance(i, Scalar)]
             address = emitter.address(source, indices, NO_GUARD)
-            needed = address.deps | {k}
+            needed = address.deps | {k, self.product.column.var if table else self.row.var}
             mask = emitter.mask(needed)
             inside = f", mask={mask.text}, other=0" if mask else ""
             text = f"tl.load({emitter.place(self.pointers[source], address, needed)}{inside})"
@@ -294,10 +276,17 @@ class _DotKernel:
         text = emitter.typed(value, factor.value.dtype).inside(ATOM)
         if factor.value.dtype is not self.dtype:
             text = f"{text}.to({type_text(self.dtype)})"
+        lanes = frozenset({k, self.product.column.var if table else self.row.var})
+        if not lanes <= value.deps:
+            text = f"({text} + tl.zeros({self.shape(bool(table))}, {type_text(self.dtype)}))"
         end = emitter.mask(frozenset({k}))
         if end is not None:
             text = f"tl.where({end.text}, {text}, 0)"
-        return emitter.bind(Value(text, ATOM, value.deps | {k}), "factor").text
+        return emitter.bind(Value(text, ATOM, value.deps | lanes), "factor").text
+
+    def shape(self, is_b: bool) -> str:
+        return f"[{self.depth}, {self.block_columns}]" if is_b else (
+            f"[{self.block_rows}, {self.depth}]")
 
     # ------------------------------------------------------------ operands by descriptor
     def descriptors(self) -> tuple[_Reader, _Reader]:
@@ -337,17 +326,16 @@ class _DotKernel:
                            size, self.depth))
 
     # ------------------------------------------------------------ results
-    def finish(self, column: Var) -> None:
-        """What follows the sum, for some columns, and its way to memory."""
+    def finish(self) -> None:
+        """What follows the sum, and its way to memory."""
         emitter, product = self.emitter, self.product
-        table = {**self.at, product.column.var: column}
-        body = substitute_indices(product.body, table)
+        body = substitute_indices(product.body, self.at)
         stage = product.stage
         if body.dtype is not stage.dtype:
             body = Call(stage.dtype, "cast", (body,))
         value = emitter.typed(emitter.root(body), stage.dtype)
-        address = emitter.index(substitute(product.out_address, table))
-        needed = frozenset({self.row.var, column})
+        address = emitter.index(substitute(product.out_address, self.at))
+        needed = frozenset({self.row.var, product.column.var})
         mask = emitter.mask(needed)
         masked = f", mask={mask.text}" if mask else ""
         pointer = emitter.place(self.pointers[stage], address, needed)

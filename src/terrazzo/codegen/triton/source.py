@@ -32,8 +32,8 @@ TILE, TILE_ROWS = 1024, (64, 32, 16)  # elements of a tile of columns; how many 
 SHORT_ROW, SHORT_TILE = 64, 1024  # rows up to this length share an instance, up to this in all
 
 _REASONS = {
-    "contraction": "matrix products need a tiled template",
-    "attention": "attention needs a kernel of its own",
+    "contraction": "matrix products are printed by dot.py",
+    "attention": "attention is printed by attention.py",
     "opaque": "its loops are written for CPUs",
     "host": "it runs on the host",
 }
