@@ -29,7 +29,8 @@ from terrazzo.knobs import knobs
 
 SOURCES = Path(__file__).parent / "native"
 OLDEST = (2, 13)  # of torch: what the native part is compiled with and tried
-UNITS = ("operators", "plans", "device", "memory")  # compiled side by side, the longest first
+# Compiled side by side, the longest first.
+UNITS = ("operators", "plans", "distributed", "profiler", "device", "memory")
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=_gcu")
 _state: dict[str, ModuleType] = {}
 
@@ -136,7 +137,7 @@ def _linked(command: list[str], folder: str) -> list[str]:
 
 def _includes() -> list[str]:
     include = Path(torch.__file__).parent / "include"
-    folders = (include, include / "torch" / "csrc" / "api" / "include", HEADERS,
+    folders = (include, include / "torch" / "csrc" / "api" / "include", include / "kineto", HEADERS,
                Path(sysconfig.get_paths()["include"]))
     return [f"-I{folder}" for folder in folders]
 

@@ -82,10 +82,19 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _record_memory_history(enabled: str | None = "all", max_entries: int = 100_000,
-                           stacks: str = "python", **_: Any) -> None:
-    """Keep what is allocated and freed from now on, with the lines of Python; None: no more."""
-    start().record_history(max_entries if enabled else 0, bool(enabled) and enabled != "state")
+def _record_memory_history(enabled: str | None = "all", context: str | None = "all",
+                           stacks: str = "python", max_entries: int = 1_000_000,
+                           device: Any = None, clear_history: bool = False, **_: Any) -> None:
+    """Keep what is allocated and freed from now on, with the lines of Python; None: no more.
+
+    "state" keeps the lines of what is allocated only, and context=None no lines. Further arguments
+    of torch.cuda's have no meaning here.
+    """
+    if enabled not in (None, "state", "all"):
+        raise ValueError(f"expected enabled to be 'state', 'all' or None, got {enabled!r}")
+    entries = min(int(max_entries), 1 << 40) if enabled == "all" else 0
+    start().record_history(entries, bool(enabled) and context is not None,
+                           clear_history or enabled is None)
 
 
 def _snapshot(device: Any = None) -> dict[str, Any]:

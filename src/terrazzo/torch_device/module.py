@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from terrazzo.errors import TerrazzoError
+from terrazzo.torch_device import memory
 from terrazzo.torch_device.inductor import announce
 from terrazzo.torch_device.memory import (
     _dump_snapshot,
@@ -190,7 +191,8 @@ __all__ = [
     "Event", "Stream", "StreamContext", "current_stream", "current_stream_handle",
     "default_stream", "set_stream", "stream",
     "empty_cache", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
-    "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats", "memory_summary",
+    "memory", "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats",
+    "memory_summary",
     "reset_accumulated_memory_stats", "reset_peak_memory_stats",
     "get_rng_state", "get_rng_state_all", "initial_seed", "manual_seed", "manual_seed_all", "seed",
     "seed_all", "set_rng_state", "set_rng_state_all", "fallbacks", "reset_fallbacks",

@@ -327,6 +327,28 @@ def test_what_was_run_is_recorded(kit: Kit) -> None:
     check(kit.lib.gcuHostFree(pinned))
 
 
+def test_records_carry_the_tag_of_the_thread_that_launched(kit: Kit) -> None:
+    slots = kit.zeros(2)
+
+    def launch() -> None:
+        check(kit.launch("mark", 1, slots))
+
+    check(kit.lib.gcuTraceStart())
+    launch()
+    check(kit.lib.gcuTraceTag(7))
+    launch()
+    other = threading.Thread(target=launch)  # has none
+    other.start()
+    other.join()
+    check(kit.lib.gcuMemsetAsync(slots, 0, 8, None))
+    check(kit.lib.gcuTraceTag(0))
+    launch()
+    check(kit.lib.gcuDeviceSynchronize())
+    check(kit.lib.gcuTraceStop())
+    assert [record.tag for record in kit.records()] == [0, 7, 0, 7, 0]
+    check(kit.lib.gcuFree(slots))
+
+
 def test_long_traces_are_read_in_parts(kit: Kit) -> None:
     slot = kit.zeros(1)
     check(kit.lib.gcuTraceStart())

@@ -65,7 +65,7 @@ class Record(Structure):
 
     _fields_ = [("name", c_char * 128), ("kind", c_int32), ("device", c_int32),
                 *[(name, c_int64) for name in ("stream", "start", "cycles", "programs", "units",
-                                               "bytes", "correlation")],
+                                               "bytes", "correlation", "tag")],
                 ("counts", c_int64 * COUNTERS)]
 
 
@@ -126,6 +126,7 @@ SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "gcuEventElapsedCycles": (_words, _handle, _handle),
     "gcuTraceStart": (),
     "gcuTraceStop": (),
+    "gcuTraceTag": (c_int64,),
     "gcuTraceRead": (POINTER(Record), c_int, POINTER(c_int)),
 })
 # Those that give something else.

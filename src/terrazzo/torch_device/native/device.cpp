@@ -32,6 +32,7 @@ void load(const std::string& path) {
   GCU_FUNCTIONS(GCU_FIND)
 #undef GCU_FIND
   loaded = true;
+  profile_if_asked();
 }
 }  // namespace
 
@@ -301,4 +302,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   gcu::bind_memory(m);
   gcu::bind_plans(m);
   gcu::bind_operators(m);
+  gcu::bind_distributed(m);
 }

@@ -75,7 +75,7 @@ struct CachingAllocator final : c10::DeviceAllocator {
 
   // Taken before the lock: it may wait for Python's.
   Frames context() {
-    return stacks && history ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
+    return stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
   }
 
   static void tell(c10::CachingAllocator::StatArray& stat, const Block& block, int64_t amount,
@@ -131,7 +131,8 @@ struct CachingAllocator final : c10::DeviceAllocator {
     here.free.clear();
   }
 
-  Block* fresh(OfDevice& here, size_t size, size_t requested, const Stream& stream) {
+  Block* fresh(OfDevice& here, size_t size, size_t requested, const Stream& stream,
+               const Frames& from) {
     void* pointer = nullptr;
     gcuError error = library().gcuMalloc(&pointer, size);
     if (error == gcuErrorOutOfMemory) {
@@ -143,6 +144,8 @@ struct CachingAllocator final : c10::DeviceAllocator {
       here.stats.num_ooms++;
       gcuMemoryInfo info{};
       library().gcuMemGetInfo(&info, stream.device_index());
+      note(here, "oom", Block{reinterpret_cast<void*>(info.free), requested, requested,
+                              stream.device_index(), stream.id()}, from);
       TORCH_CHECK_WITH(OutOfMemoryError, false, "gcu out of memory. Tried to allocate ", requested,
                        " bytes on device ", int(stream.device_index()), ", of whose ", info.total,
                        " bytes ", info.free, " are free; ",
@@ -171,7 +174,7 @@ struct CachingAllocator final : c10::DeviceAllocator {
       block = cached->second.back();
       cached->second.pop_back();
     } else {
-      block = fresh(here, size, requested, stream);
+      block = fresh(here, size, requested, stream, here_from);
     }
     block->requested = requested;
     block->allocated = true;
@@ -318,10 +321,12 @@ py::dict snapshot() {
   for (const Block& block : blocks) segments.append(segment_of(block));
   for (size_t device = 0; device < traces.size(); device++) {
     py::list entries;
-    for (const Trace& t : traces[device])
-      entries.append(py::dict("action"_a = t.action, "addr"_a = t.address, "size"_a = t.size,
-                              "stream"_a = t.stream, "time_us"_a = t.time, "device"_a = device,
-                              "frames"_a = frames_of(t.at)));
+    for (const Trace& t : traces[device]) {
+      py::dict made("action"_a = t.action, "size"_a = t.size, "stream"_a = t.stream,
+                    "time_us"_a = t.time, "device"_a = device, "frames"_a = frames_of(t.at));
+      made[t.action == std::string("oom") ? "device_free" : "addr"] = t.address;
+      entries.append(made);
+    }
     by_device.append(entries);
   }
   return py::dict("segments"_a = segments, "device_traces"_a = by_device,
@@ -337,11 +342,11 @@ void record_stream(const DataPtr& data, Stream stream) { caching->recordStream(d
 
 void bind_memory(py::module_& m) {
   m.def("snapshot", &snapshot);
-  m.def("record_history", [](size_t entries, bool stacks) {
+  m.def("record_history", [](size_t entries, bool stacks, bool clear) {
     std::lock_guard<std::mutex> lock(caching->mutex);
     caching->history = entries;
     caching->stacks = stacks;
-    if (!entries) for (auto& here : caching->devices) here.traces.clear();
+    if (clear) for (auto& here : caching->devices) here.traces.clear();
   });
 }
 

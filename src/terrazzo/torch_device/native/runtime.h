@@ -1,4 +1,4 @@
-// What the two files of the device share: the runtime library, and what hangs on it.
+// What the files of the device share: the runtime library, and what hangs on it.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -23,7 +23,8 @@ constexpr int kMostDevices = 64;
   X(gcuMemcpyPeerAsync) X(gcuMemGetInfo) X(gcuPointerGetDevice) X(gcuHostAlloc) X(gcuHostFree)   \
   X(gcuHostIsPinned) X(gcuLaunchPlan) X(gcuStreamCreateWithPriority) X(gcuStreamSynchronize)     \
   X(gcuStreamQuery) X(gcuStreamWaitEvent) X(gcuEventCreate) X(gcuEventDestroy)                   \
-  X(gcuEventRecord) X(gcuEventQuery) X(gcuEventSynchronize) X(gcuEventElapsedTime)
+  X(gcuEventRecord) X(gcuEventQuery) X(gcuEventSynchronize) X(gcuEventElapsedTime)            \
+  X(gcuTraceStart) X(gcuTraceStop) X(gcuTraceRead) X(gcuTraceTag) X(gcuGetDeviceProperties)
 
 struct Library {
 #define GCU_FIELD(name) decltype(&::name) name;
@@ -59,8 +60,10 @@ at::Generator host_generator(const at::Generator& generator);  // whose numbers 
 at::Generator default_host_generator(c10::DeviceIndex device);
 
 bool run_compiled(const c10::OperatorHandle& op, torch::jit::Stack* stack);  // false: there is none
+void profile_if_asked();  // when the library has been loaded
 void bind_memory(pybind11::module_& m);
 void bind_plans(pybind11::module_& m);
 void bind_operators(pybind11::module_& m);
+void bind_distributed(pybind11::module_& m);
 
 }  // namespace gcu

@@ -18,7 +18,7 @@ typedef struct Copy {
   void *target;
   const void *source;
   size_t size;
-  int64_t cycles, correlation;
+  int64_t cycles, correlation, tag;
   Outcome *outcome;                   /* of a call that waits; else the stream fails */
   unsigned char taken[];
 } Copy;
@@ -72,7 +72,8 @@ static void run_copy(Operation *operation, Stream *stream) {
     gcuRecord record = {.kind = copy->is_fill ? gcuRecordSet : gcuRecordCopy,
                         .device = stream->device->number, .stream = stream->number,
                         .start = stream->cycles, .cycles = copy->cycles,
-                        .bytes = (int64_t)copy->size, .correlation = copy->correlation};
+                        .bytes = (int64_t)copy->size, .correlation = copy->correlation,
+                        .tag = copy->tag};
     trace(&record, copy->name);
   }
   advance(stream, copy->cycles);
@@ -87,6 +88,7 @@ static gcuError start(Copy plan, bool takes_along, bool waits, Stream *stream) {
   *copy = plan;
   copy->operation = (Operation){.run = run_copy, .drop = drop_copy};
   copy->correlation = next_correlation();
+  copy->tag = current_tag();
   if (takes_along) {
     Guard guard;
     if (sigsetjmp(guard.jump, 0)) {

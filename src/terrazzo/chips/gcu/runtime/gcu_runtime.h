@@ -198,10 +198,12 @@ typedef struct gcuRecord {
   int64_t programs, units;        /* how many ran, on how many at once */
   int64_t bytes;                  /* of a copy */
   int64_t correlation;            /* a number that grows with each launch, from 1 on */
+  int64_t tag;                    /* that the thread had when it launched it */
   int64_t counts[GCU_COUNTERS];   /* of all programs together */
 } gcuRecord;
 gcuError gcuTraceStart(void);
 gcuError gcuTraceStop(void);
+gcuError gcuTraceTag(int64_t tag);  /* of this thread, for what it launches from now on; 0: none */
 gcuError gcuTraceRead(gcuRecord *records, int room, int *count); /* takes the oldest away */
 
 /* ---- the model of time by itself: how many cycles a launch of `programs` programs takes that

@@ -185,6 +185,7 @@ void drop_functions(Image *image);
 
 /* ---- trace.c */
 int64_t next_correlation(void);
+int64_t current_tag(void);            /* of this thread */
 bool is_tracing(void);
 void trace(const gcuRecord *record, const char *name);
 

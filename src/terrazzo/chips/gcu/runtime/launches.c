@@ -18,7 +18,7 @@ typedef struct Launch {
   int64_t grid[3], programs;
   int64_t at_once;                    /* programs that were launched; the rest are folded in */
   void *arena;                        /* of a plan */
-  int64_t correlation;
+  int64_t correlation, tag;
   int64_t arguments[];
 } Launch;
 
@@ -80,7 +80,7 @@ static void record_call(const Launch *launch, Stream *stream, const char *name, 
                       .stream = stream->number, .start = stream->cycles, .cycles = cycles,
                       .programs = programs,
                       .units = at_once < chip.units ? at_once : chip.units,
-                      .correlation = launch->correlation};
+                      .correlation = launch->correlation, .tag = launch->tag};
   for (int64_t place = 0; place < programs * GCU_COUNTERS; place++)
     record.counts[place % GCU_COUNTERS] += counters[place];
   trace(&record, name);
@@ -195,6 +195,7 @@ static gcuError queue(Stream *stream, Function *function, Launch plan, const int
                                   .drop = drop_launch};
   launch->function = function;
   launch->correlation = next_correlation();
+  launch->tag = current_tag();
   if (count) memcpy(launch->arguments, arguments, (size_t)count * sizeof *arguments);
   return submit(stream, &launch->operation);
 }

@@ -10,8 +10,16 @@ static gcuRecord *records;
 static size_t first, count, room;     /* of a ring */
 static _Atomic bool tracing;
 static _Atomic int64_t correlations;
+static _Thread_local int64_t tag;
 
 int64_t next_correlation(void) { return atomic_fetch_add(&correlations, 1) + 1; }
+
+int64_t current_tag(void) { return tag; }
+
+gcuError gcuTraceTag(int64_t number) {
+  tag = number;
+  return gcuSuccess;
+}
 
 bool is_tracing(void) { return atomic_load_explicit(&tracing, memory_order_relaxed); }
 
