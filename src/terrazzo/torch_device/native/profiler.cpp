@@ -92,16 +92,16 @@ struct Session final : libkineto::IActivityProfilerSession {
   ~Session() override { if (session_number % 2) stop(); }
   void start() override {
     session_number += session_number % 2 ? 2 : 1;
-    if (is_ready()) check(library().gcuTraceStart());
+    if (is_ready()) {
+      wait_for_devices();  // what was launched before is no part of the profile
+      check(library().gcuTraceStart());
+    }
     status_ = libkineto::TraceStatus::RECORDING;
   }
   void stop() override {
     if (session_number % 2) session_number++;
     if (!is_ready()) return;
-    for (int device = 0; device < device_count(); device++) {
-      OnDevice on(device);
-      library().gcuDeviceSynchronize();  // what failed there says so to its own callers
-    }
+    wait_for_devices();
     library().gcuTraceStop();
     std::vector<gcuRecord> some(256);
     for (int count = 1; count;) {
@@ -109,6 +109,13 @@ struct Session final : libkineto::IActivityProfilerSession {
       records.insert(records.end(), some.begin(), some.begin() + count);
     }
     status_ = libkineto::TraceStatus::PROCESSING;
+  }
+
+  static void wait_for_devices() {
+    for (int device = 0; device < device_count(); device++) {
+      OnDevice on(device);
+      library().gcuDeviceSynchronize();  // what failed there says so to its own callers
+    }
   }
 
   void pushCorrelationId(uint64_t id) override { change(&Place::operators, id); }
