@@ -143,6 +143,25 @@ def test_gradient_of_what_is_read_in_strides(shape: Sequence[int], weight: Seque
     close(np.asarray(got), read.grad.numpy(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(("shape", "outputs", "attrs"), [
+    ((2, 5, 6, 7), 3, {}),
+    ((2, 5, 6, 7), 3, {"strides": 2}),
+    ((1, 4, 9, 5), 6, {"strides": (3, 2)}),
+    ((2, 5, 6, 7), 3, {"padding": ((0, 2), (0, 0))}),  # pixels that meet nothing but zeros
+    ((2, 5, 6, 7), 3, {"padding": 1, "strides": 2}),
+    ((2, 6, 4, 4), 4, {"groups": 2}),
+    ((3, 4, 11), 5, {"strides": 2}),
+], ids=str)
+def test_gradient_of_the_weight_of_one_pixel(
+        shape: Sequence[int], outputs: int, attrs: dict[str, Any], rng: np.random.Generator
+        ) -> None:
+    rank = len(shape) - 2
+    x = rng.standard_normal(shape).astype(np.float32)
+    w = rng.standard_normal((outputs, shape[1] // attrs.get("groups", 1), *(1,) * rank)).astype(
+        np.float32)
+    check_gradient(op("conv"), x, w, wrt=(0, 1), **attrs)
+
+
 def test_verify_agrees_on_values_and_gradients() -> None:
     shapes = [(1, 5, 6, 3), (3, 3, 3, 4)]
     report = tz.verify(

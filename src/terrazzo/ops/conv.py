@@ -25,6 +25,7 @@ from terrazzo.graph.ir import Node, TensorType, Value
 from terrazzo.index import Index, proves_le
 from terrazzo.index.guards import ask, granted, known, multiple
 from terrazzo.ops.arrange import flip
+from terrazzo.ops.contract import batch_matmul
 from terrazzo.ops.creation import full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.joining import stack
@@ -172,6 +173,9 @@ def _interleaved(parts: Sequence[Value], axis: int) -> Value:
 def _grad_of_weight(g: Value, x: Value, w: Value, strides: tuple[int, ...], padding: Pads,
                     dilation: tuple[int, ...], groups: int) -> Value:
     """The input under the gradient as a window: channels and batch trade places."""
+    if groups == 1 and all(n == 1 for n in w.shape[:-2]) and all(
+            lo == 0 and proves_le(hi, 0) for lo, hi in padding):
+        return _grad_of_product(g, x, w, strides)
     rank = len(strides)
     space = tuple(range(1, rank + 1))
     within = w.shape[-2]
@@ -186,6 +190,16 @@ def _grad_of_weight(g: Value, x: Value, w: Value, strides: tuple[int, ...], padd
     found = convolve(images, window, strides=dilation, padding=pads, dilation=strides,
                      groups=groups)
     return permute_dims(found, axes=(*space, 0, rank + 1))
+
+
+def _grad_of_product(g: Value, x: Value, w: Value, strides: tuple[int, ...]) -> Value:
+    """The gradient of the weight of a window of one pixel: a product of two matrices."""
+    sizes = [(n - 1) * s + 1 for n, s in zip(g.shape[1:-1], strides, strict=True)]
+    met = slice_(x, starts=(0,) * x.ndim, stops=(x.shape[0], *sizes, x.shape[-1]),
+                 steps=(1, *strides, 1))
+    pixels = math.prod(g.shape[:-1])
+    rows, columns = (in_shape(v, (1, pixels, v.shape[-1])) for v in (met, g))
+    return in_shape(batch_matmul(rows, columns, transpose_x=True), w.shape)
 
 
 def _spread(x: Value, strides: Sequence[int]) -> Value:

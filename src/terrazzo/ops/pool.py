@@ -310,10 +310,7 @@ def max_pool_indices(x: Any, *, window: Any, strides: Any = None, padding: Any =
 
     `storage_order` 1 counts spatial axes column by column, as ONNX does.
     """
-    attrs = _attrs(x, window, strides, padding, dilation)
-    last = _channels_last(x)
-    largest = window_max(last, **attrs)
-    position = channels_first(window_argmax(last, largest, **attrs))
+    largest, position = max_pool_places(x, window, strides, padding, dilation)
     sizes = x.shape[2:]
     if storage_order:
         position = sum(position // stride % n * weight for n, stride, weight in zip(
@@ -322,7 +319,16 @@ def max_pool_indices(x: Any, *, window: Any, strides: Any = None, padding: Any =
     ones = (1,) * len(sizes)
     first = reshape(arange(start=x.shape[0] * x.shape[1], dtype=int64) * plane,
                     shape=(x.shape[0], x.shape[1], *ones))
-    return channels_first(largest), position + first
+    return largest, position + first
+
+
+def max_pool_places(x: Value, window: Any, strides: Any, padding: Any, dilation: Any
+                    ) -> tuple[Value, Value]:
+    """max_pool, and where in its channel each element was found, counted row by row."""
+    attrs = _attrs(x, window, strides, padding, dilation)
+    last = _channels_last(x)
+    largest = window_max(last, **attrs)
+    return channels_first(largest), channels_first(window_argmax(last, largest, **attrs))
 
 
 @operator(family="pool")

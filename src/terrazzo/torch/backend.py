@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 INFERENCE = "graph"  # the name of graphs that no gradient is asked of
 FORWARD = "forward"  # of those whose backward pass may come
+BACKWARD = "backward"
 WATCHERS: list[Callable[[Program], None]] = []  # told of every program that is made (`explain.py`)
 
 
@@ -49,7 +50,7 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
             return serializable(partial(_program, name=name, options=given))
         return partial(_compile, name=name, options=given)
 
-    parts = {"fw_compiler": compiler(FORWARD), "bw_compiler": compiler("backward"),
+    parts = {"fw_compiler": compiler(FORWARD), "bw_compiler": compiler(BACKWARD),
              "inference_compiler": compiler(INFERENCE), "decompositions": _WhenTraced(),
              "partition_fn": min_cut_rematerialization_partition}
     with kept(tag) if tag else nullcontext():
@@ -116,9 +117,13 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
 def _program(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
              options: BackendOptions) -> Program:
     from terrazzo.torch.program import compiled
+    from terrazzo.torch.saved import lay_saved, saved_as
 
     with torch.utils._python_dispatch._disable_current_modes():
-        program = compiled(gm, name, options)
+        if name == FORWARD:
+            lay_saved(gm)
+        program = compiled(gm, name, options, saved=saved_as(gm, example_inputs)
+                           if name == BACKWARD else {})
     if name == FORWARD:
         _donate_nothing()
     _told(program)

@@ -56,14 +56,18 @@ class Program:
 
 
 def compiled(gm: GraphModule, name: str, options: BackendOptions,
-             frozen: Mapping[Node, Any] | None = None) -> Program:
-    """A program for a graph; what our compiler refuses is placed in torch, and tried again."""
+             frozen: Mapping[Node, Any] | None = None,
+             saved: Mapping[Node, tuple[int, ...]] | None = None) -> Program:
+    """A program for a graph; what our compiler refuses is placed in torch, and tried again.
+
+    `saved` are arguments that lie in these strides, unless somebody handed on a copy of them.
+    """
     forced: dict[Node, str] = {}
     while True:
         placement = place(gm, forced)
         if options.fallback == "error" and placement.reasons:
             raise _unsupported(placement)
-        writer = _Writer(gm, name, placement, options, frozen or {})
+        writer = _Writer(gm, name, placement, options, frozen or {}, saved or {})
         try:
             program = writer.written()
         except _Refused as refused:
@@ -112,6 +116,7 @@ class _Writer:
     placement: Placement
     options: BackendOptions
     frozen: Mapping[Node, Any]
+    saved: Mapping[Node, tuple[int, ...]]
     lines: list[str] = field(default_factory=list)
     scope: dict[str, Any] = field(default_factory=dict)
     held: dict[Node, str] = field(default_factory=dict)  # nodes and the variables that hold them
@@ -126,6 +131,8 @@ class _Writer:
         self.lines += [f"{self.held[n]} = {self.held[n]}.resolve_conj().resolve_neg()"
                        for n in placeholders if is_tangent(n)
                        and isinstance(n.meta.get("val"), torch.Tensor)]
+        for node, strides in self.saved.items():
+            self._laid(self.held[node], laid, strides)
         self.symbol_sources = self._symbol_sources(placeholders)
         output = next(n for n in self.gm.graph.nodes if n.op == "output")
         for level in self.placement.levels:
@@ -274,15 +281,18 @@ class _Writer:
             return
         name = self.variable(node)
         strides = tuple(fake.stride())
-        number = len(self.scope)
         fixed = all(isinstance(n, int) for n in (*fake.shape, *strides))
         if fixed and any(self.placement.level.get(user, 1) % 2 == 0 for user in node.users):
-            how: tuple[Any, ...] = held, strides, tuple(fake.shape), str(node)
+            self._laid(name, held, strides, tuple(fake.shape), str(node))
         elif fixed:
-            how = laid, strides
+            self._laid(name, laid, strides)
         else:
-            how = laid_in_order, order_of(fake)
-        self.scope[f"lay_{number}"], self.scope[f"as_{number}"] = how[0], how[1:]
+            self._laid(name, laid_in_order, order_of(fake))
+
+    def _laid(self, name: str, lay: Callable[..., Any], *how: Any) -> None:
+        """Hold a tensor as this function lays it."""
+        number = len(self.scope)
+        self.scope[f"lay_{number}"], self.scope[f"as_{number}"] = lay, how
         self.lines.append(f"{name} = lay_{number}({name}, *as_{number})")
 
     def literal(self, arg: Any) -> str:

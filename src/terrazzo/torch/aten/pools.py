@@ -19,7 +19,7 @@ from terrazzo.ops.contract import tensordot
 from terrazzo.ops.creation import zeros
 from terrazzo.ops.indexing import gather, scatter, take_at
 from terrazzo.ops.reduce import widened
-from terrazzo.ops.shape import permute_dims, reshape
+from terrazzo.ops.shape import channels_first, channels_last, permute_dims, reshape
 from terrazzo.torch.aten.registry import aten, unsupported
 
 
@@ -61,8 +61,7 @@ def max_pool_with_indices(x: Any, kernel_size: Any, stride: Any = (), padding: A
     attrs = _attrs(kernel_size, stride, padding, dilation, rank)
     over = _overhang(x, attrs, ceil_mode)
     attrs["padding"] = tuple((a, b + c) for (a, b), c in zip(attrs["padding"], over))
-    y, places = pool.max_pool_indices(_batched(x, rank), **attrs)
-    places = places % _plane(x, rank)  # torch counts within a channel
+    y, places = pool.max_pool_places(_batched(x, rank), **attrs)
     return tuple(reshape(v, shape=t.shape) for v, t in zip((y, places), out))
 
 
@@ -84,15 +83,17 @@ def adaptive_max_pool3d_backward(grad: Any, x: Any, indices: Any) -> Any:
 
 def _to_places(grad: Value, x: Value, indices: Value, rank: int) -> Value:
     """Zeros in the shape of x, plus each gradient at its place within a channel."""
-    lead = x.shape[:-rank]
     if grad.size == 0 or x.size == 0:
         return zeros(shape=x.shape, dtype=grad.dtype)
-    count = _plane(grad, rank)
-    flat = [reshape(v, shape=(*lead, count)) for v in (grad, indices)]
-    empty = zeros(shape=(*lead, _plane(x, rank)), dtype=grad.dtype.compute)
-    summed = scatter(empty, flat[1], e.astype(flat[0], dtype=grad.dtype.compute), axis=len(lead),
+    # Channels last: what comes before and after a pool mostly lies so.
+    images = [channels_last(_batched(v, rank)) for v in (grad, indices)]
+    batch, *_, channels = images[0].shape
+    flat = [reshape(v, shape=(batch, _plane(grad, rank), channels)) for v in images]
+    empty = zeros(shape=(batch, _plane(x, rank), channels), dtype=grad.dtype.compute)
+    summed = scatter(empty, flat[1], e.astype(flat[0], dtype=grad.dtype.compute), axis=1,
                      reduce="add")
-    return e.astype(reshape(summed, shape=x.shape), dtype=grad.dtype)
+    found = channels_first(reshape(summed, shape=(batch, *x.shape[-rank:], channels)))
+    return e.astype(reshape(found, shape=x.shape), dtype=grad.dtype)
 
 
 @aten("max_unpool2d", "max_unpool3d", typed=True)

@@ -1,0 +1,157 @@
+"""What a forward pass saves of convolutions lies channels last, and nobody else can tell."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from terrazzo.torch import backend  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Residual(nn.Module):
+    """A stem with a pool, a block with a shortcut read in strides, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pool = nn.Conv2d(3, 8, 5, 2, 2, bias=False), nn.MaxPool2d(3, 2, 1)
+        self.one, self.two = nn.Conv2d(8, 12, 3, 2, 1), nn.Conv2d(12, 12, 3, 1, 1, groups=2)
+        self.shortcut = nn.Conv2d(8, 12, 1, 2)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (8, 12, 12, 12))
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = self.pool(torch.relu(self.norms[0](self.stem(x))))
+        y = torch.relu(self.norms[1](self.one(x)))
+        y = torch.relu(self.norms[2](self.two(y)) + self.norms[3](self.shortcut(x)))
+        return self.head(y.mean((2, 3)))
+
+
+class Viewed(nn.Module):
+    """Saved values with views of all kinds, and one that the user gets as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3)
+
+    def forward(self, x: Any) -> Any:
+        seen = torch.sigmoid(self.one(x))
+        y = torch.tanh(self.two(seen))
+        turned = y.permute(0, 2, 3, 1).exp()
+        flat = y.flatten(1)
+        half = y[:, ::2]
+        return seen, (flat * flat).sum() + turned.square().sum() + (half * half.detach()).sum()
+
+
+def gradients(run: Callable[[Any], Any], model: Any, x: Any) -> list[Any]:
+    found = run(x)
+    parts = found if isinstance(found, tuple) else (found,)
+    sum(part.square().sum() for part in parts).backward()
+    return [*(p.detach() for p in parts), x.grad, *(p.grad for p in model.parameters())]
+
+
+def compare(model: Any, x: Any, run: Callable[[Any, Any], Any] | None = None) -> None:
+    """Results and gradients are those in float64, and lie as eager mode lays them."""
+    exact = copy.deepcopy(model).double()
+    eager = copy.deepcopy(model)
+    ours = torch.compile(model, backend=backend.terrazzo)
+    wanted = gradients(exact, exact, x.detach().double().requires_grad_())
+    theirs = gradients(eager, eager, x.detach().clone().requires_grad_())
+    found = gradients(ours if run is None else lambda given: run(ours, given), model,
+                      x.detach().clone().requires_grad_())
+    for a, b, c in zip(found, wanted, theirs, strict=True):
+        assert (a.double() - b).abs().max() <= 2e-5 * b.abs().max() + 1e-6
+        assert a.stride() == c.stride()
+
+
+def saved_images(run: Callable[[Any], Any], x: Any) -> list[Any]:
+    """Images of several channels that a forward pass saves, but its inputs."""
+    found: list[Any] = []
+
+    def pack(tensor: Any) -> Any:
+        found.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        run(x)
+    return [t for t in found if t.dim() == 4 and t.shape[0] == x.shape[0] and t.shape[1] > 3]
+
+
+@pytest.mark.parametrize("size", [32, 37])
+def test_gradients_of_a_residual_network(size: int) -> None:
+    compare(Residual(), torch.randn(3, 3, size, size))
+
+
+def test_what_is_saved_lies_channels_last() -> None:
+    run = torch.compile(Residual(), backend=backend.terrazzo)
+    images = saved_images(run, torch.randn(3, 3, 32, 32))
+    large = [t for t in images if t.shape[2] > 1]
+    assert len(large) >= 6
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in large)
+
+
+def test_views_of_what_is_saved() -> None:
+    compare(Viewed(), torch.randn(2, 3, 12, 11))
+
+
+@pytest.mark.parametrize("lay", [
+    lambda t: t.contiguous(), lambda t: t.clone()], ids=["row major", "alike"])
+def test_hooks_that_hand_back_copies(lay: Callable[[Any], Any]) -> None:
+    """As those do that keep saved tensors elsewhere."""
+    def run(model: Any, x: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lay, lambda t: t):
+            return model(x)
+
+    compare(Residual(), torch.randn(3, 3, 32, 32), run)
+
+
+def test_images_that_lie_channels_last_already() -> None:
+    model = Residual().to(memory_format=torch.channels_last)
+    x = torch.randn(3, 3, 32, 32).to(memory_format=torch.channels_last)
+    exact = copy.deepcopy(model).double()
+    wanted = gradients(exact, exact, x.double().requires_grad_())
+    found = gradients(torch.compile(model, backend=backend.terrazzo), model,
+                      x.clone().requires_grad_())
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.double() - b).abs().max() <= 2e-5 * b.abs().max() + 1e-6
+
+
+def test_a_graph_that_is_kept_for_a_second_backward_pass() -> None:
+    model = Residual()
+    run = torch.compile(model, backend=backend.terrazzo)
+    loss = run(torch.randn(3, 3, 32, 32)).square().sum()
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters()]
+    loss.backward()
+    for p, first in zip(model.parameters(), once, strict=True):
+        assert torch.allclose(p.grad, 2 * first, rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_that_vary() -> None:
+    model = Residual()
+    exact = copy.deepcopy(model).double()
+    run = torch.compile(model, backend=backend.terrazzo, dynamic=True)
+    for size in (32, 40, 35):
+        model.zero_grad()
+        exact.zero_grad()
+        x = torch.randn(3, 3, size, size)
+        wanted = gradients(exact, exact, x.double().requires_grad_())
+        found = gradients(run, model, x.requires_grad_())
+        for a, b in zip(found, wanted, strict=True):
+            assert (a.double() - b).abs().max() <= 2e-5 * b.abs().max() + 1e-6
