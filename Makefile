@@ -27,7 +27,7 @@ EXPORTING := $(VENV)/.installed-with-exporter
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help test test-slow test-gpu triton-suite triton-libraries torch-operators \
-	inductor-suite lint demo bench bench-compile bench-models bench-wild \
+	inductor-suite openreg-suite device-operators lint demo bench bench-compile bench-models bench-wild \
 	sklearn-zoo ulp verify fuzz fuzz-models docs clean
 
 help: ## list what can be made
@@ -108,6 +108,17 @@ inductor-suite: $(TESTABLE) ## run Inductor's own tests with our backend, from a
 		echo "name the tests of a checkout of PyTorch $(TORCH):" \
 			"make $@ SUITE=path/to/pytorch/test/inductor/test_torchinductor.py" >&2; exit 1; }
 	@PYTHONDONTWRITEBYTECODE=1 $(BIN)/python benchmarks/inductor_suite.py "$(SUITE)" $(BENCH_ARGS)
+
+# For example: make openreg-suite SUITE=~/pytorch BENCH_ARGS="--file test_storage"
+openreg-suite: $(TESTABLE) ## run the tests of PyTorch's reference device for gcu, from a checkout: SUITE=
+	@test -d "$(SUITE)/test/cpp_extensions" || { \
+		echo "name a checkout of PyTorch $(TORCH): make $@ SUITE=path/to/pytorch" >&2; exit 1; }
+	@$(BIN)/python -c "import psutil" 2>/dev/null || $(PIP) psutil
+	@$(BIN)/python benchmarks/openreg_suite.py "$(SUITE)" $(BENCH_ARGS)
+
+# For example: make device-operators BENCH_ARGS="--samples 0 --jobs 2"
+device-operators: $(TESTABLE) ## PyTorch's operator samples on the device gcu, against the CPU
+	@$(BIN)/python benchmarks/device_operators.py $(BENCH_ARGS)
 
 lint: $(TESTABLE) ## check style and types
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ def device() -> ModuleType:
     from terrazzo.torch_device.build import OLDEST
 
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
-        pytest.skip(f"the device is written for torch {OLDEST}, not yet for {torch.__version__}")
+        pytest.skip(f"the device needs torch {OLDEST}, and this is {torch.__version__}")
     made = register()
     made.init()
     return made

@@ -286,6 +286,43 @@ def test_a_forbidden_fallback() -> None:
     assert "aten::" in ran.stderr
 
 
+def test_fallbacks_are_counted(device: ModuleType) -> None:
+    x = torch.eye(3, device="gcu")
+    device.reset_fallbacks()
+    (x + 1).sum().item()
+    assert device.fallbacks() == {}
+    for _ in range(2):
+        torch.linalg.svdvals(x)
+    torch.linalg.cholesky(x)
+    found = device.fallbacks()
+    assert found["aten::_linalg_svd.U"] == 2 and found["aten::linalg_cholesky_ex.L"] == 1
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    device.reset_fallbacks()
+    assert device.fallbacks() == {}
+
+
+def test_off_leaves_torch_as_it_was() -> None:
+    ran = in_a_process(
+        "import sys\n"
+        "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
+        "assert not hasattr(torch, 'gcu') and not hasattr(torch.Tensor, 'gcu')\n"
+        "assert not torch.accelerator.is_available()\n"
+        "assert 'terrazzo.torch_device.module' not in sys.modules\n"
+        "try: torch.ones(2, device='gcu')\n"
+        "except RuntimeError as error: print(error)", TZ_TORCH_DEVICE="off")
+    assert "device type" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_a_torch_that_is_too_old() -> None:
+    from terrazzo.errors import MissingDependency
+    from terrazzo.torch_device.build import check_version
+
+    check_version(torch.__version__)
+    check_version("2.11.0a0+git1")
+    with pytest.raises(MissingDependency, match=r"needs torch 2\.11 or newer, not 2\.10\.1"):
+        check_version("2.10.1")
+
+
 def test_compiling_for_the_cpu_is_no_first_use() -> None:
     ran = in_a_process(
         "f = torch.compile(lambda x: x + 1, backend='aot_eager')\n"

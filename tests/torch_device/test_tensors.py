@@ -118,6 +118,24 @@ def test_between_devices(device: ModuleType) -> None:
     assert device.current_device() == 0
 
 
+def test_data_of_another_device() -> None:
+    x, y = torch.zeros(3), torch.ones(3, device="gcu")
+    x.data = y
+    assert x.device.type == "gcu" and x.data_ptr() == y.data_ptr()
+    y.data = torch.ones(2)
+    assert y.device.type == "cpu"
+
+
+def test_quantised_tensors(counted: ModuleType) -> None:
+    x = torch.tensor([[-1.0, 0.26], [0.5, 9.0]])
+    host = torch.quantize_per_tensor(x, 0.1, 10, torch.quint8)
+    here = torch.quantize_per_tensor(x.to("gcu"), 0.1, 10, torch.quint8)
+    assert here.device.type == "gcu" and here.dtype is torch.quint8
+    assert (here.q_scale(), here.q_zero_point()) == (0.1, 10)
+    same(here.dequantize(), host.dequantize())
+    assert counted.fallbacks() == {"aten::quantize_per_tensor": 1, "aten::dequantize.self": 1}
+
+
 # ---------------------------------------------------------------- views and storage
 def test_views_share_memory() -> None:
     x = torch.zeros(4, 6, device="gcu")

@@ -101,16 +101,18 @@ def test_layers(make: Any) -> None:
 def test_autocast_chooses_types() -> None:
     x = torch.randn(4, 4, device="gcu")
     with torch.autocast("gcu"):
-        assert torch.get_autocast_dtype("gcu") is torch.bfloat16
-        assert (x @ x).dtype is torch.bfloat16
-        assert F.conv1d(x[None], x[:, :, None]).dtype is torch.bfloat16
+        assert torch.get_autocast_dtype("gcu") is torch.float16  # as of CUDA
+        assert (x @ x).dtype is torch.float16
+        assert F.conv1d(x[None], x[:, :, None]).dtype is torch.float16
         assert F.softmax((x @ x), -1).dtype is torch.float32
         assert torch.cat([x, x.bfloat16()]).dtype is torch.float32
         assert torch.exp(x.bfloat16()).dtype is torch.float32
         with torch.autocast("gcu", enabled=False):
             assert (x @ x).dtype is torch.float32
-    with torch.autocast("gcu", dtype=torch.float16):
-        assert (x @ x).dtype is torch.float16
+    with torch.autocast("gcu", dtype=torch.bfloat16):
+        assert (x @ x).dtype is torch.bfloat16
+        with pytest.raises(RuntimeError, match="unsafe to autocast"):
+            F.binary_cross_entropy(x.sigmoid(), x.sigmoid())
     scaler = torch.amp.GradScaler("gcu")
     weight = torch.ones(3, device="gcu", requires_grad=True)
     opt = torch.optim.SGD([weight], lr=0.5)

@@ -67,7 +67,6 @@ def _register(name: str) -> ModuleType:
     torch._register_device_module(name, module)
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True)
-    torch.set_autocast_dtype(name, torch.bfloat16)
     distributed.register(name)
     build.load_if_built()
     return module

@@ -28,7 +28,7 @@ from terrazzo.errors import CompileError, MissingDependency
 from terrazzo.knobs import knobs
 
 SOURCES = Path(__file__).parent / "native"
-OLDEST = (2, 13)  # of torch: what the native part is compiled with and tried
+OLDEST = (2, 11)  # of torch: what the native part is compiled with and tried
 # Compiled side by side, the longest first.
 UNITS = ("operators", "plans", "distributed", "profiler", "device", "memory")
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=_gcu")
@@ -84,7 +84,17 @@ def _stamp(command: str) -> tuple[str, int, int]:
     return path, found.st_size, found.st_mtime_ns
 
 
+def check_version(version: str) -> None:
+    """Refuse a torch that the native part is not written for: a compiler's message says little."""
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise MissingDependency(
+            f"the device in PyTorch needs torch {oldest} or newer, not {version}",
+            hint=f"pip install 'torch>={oldest}'")
+
+
 def _built(file: Path) -> Path:
+    check_version(torch.__version__)
     command = _compiler()
     if not command:
         raise MissingDependency(
@@ -121,7 +131,8 @@ def _compile(command: list[str], file: Path) -> None:
             print(" failed", file=sys.stderr)
             raise CompileError(
                 f"{command[0]} does not build the device for PyTorch {torch.__version__}:\n"
-                f"{wrong[0].strip()[:4000]}", hint=f"it is written for torch {OLDEST}")
+                f"{wrong[0].strip()[:4000]}",
+                hint="what it names is what this torch, or this compiler, lacks")
         os.replace(f"{folder}/_gcu.so", file)
     print(f" {time.perf_counter() - start:.0f} s", file=sys.stderr)
 

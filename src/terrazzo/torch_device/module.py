@@ -152,7 +152,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The types that autocast may choose."""
-    return [torch.bfloat16, torch.float16]
+    return [torch.float16, torch.bfloat16]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:

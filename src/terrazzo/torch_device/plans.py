@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,9 @@ from terrazzo.compiler.options import Options
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import TerrazzoError
 from terrazzo.graph.ir import TensorType, Value
+from terrazzo.graph.scopes import trace_scope
 from terrazzo.knobs import knobs
+from terrazzo.ops.gaps import written_with_gaps
 from terrazzo.torch.convert import refusal
 from terrazzo.torch.decompositions import decompositions
 from terrazzo.torch.placement import FORMS
@@ -140,8 +142,7 @@ def _traced(form: Form, args: Sequence[Any], given: _Given, reads_numbers: bool
         fakes.append(fake)
     for i in {*form.targets} - form.read:
         given.forget(nodes[i])
-    if any(refusal(t) is not None for t in given.tensors) or any(
-            0 in n.meta["val"].shape for n in given.inputs if n not in given.numbers):
+    if any(refusal(t) is not None for t in given.tensors):
         return None
     piece, outputs = (_one_node if form.is_converted else _decomposed)(form, given, nodes, fakes)
     targets = [_target(form, i, given, fakes, node) for i, node in enumerate(outputs)]
@@ -217,6 +218,7 @@ def _replaced(arg: Any, table: dict[Node, Any]) -> Any:
 class _Target:
     tensor: int = -1  # of the call; -1: a new one
     is_input: bool = False  # whether the operator reads it as well
+    gaps: bool = False  # whether it is written by its strides
 
 
 def _target(form: Form, i: int, given: _Given, fakes: Sequence[Any], node: Node | None
@@ -235,15 +237,36 @@ def _target(form: Form, i: int, given: _Given, fakes: Sequence[Any], node: Node 
     if wanted.dtype is made.dtype and is_dense(wanted):
         node.meta["val"] = wanted  # it is stored as it lies there
     elif form.is_copy:
-        return None
+        node.meta["val"] = torch.empty(wanted.shape, dtype=wanted.dtype)
+        return _Target(place, gaps=True) if _is_apart(wanted) else None
     return _Target(place, argument in form.read)
+
+
+def _is_apart(fake: Any) -> bool:
+    """Whether each element of a tensor with gaps has a place of its own."""
+    step = 1
+    for s, n in sorted((s, n) for n, s in zip(fake.shape, fake.stride()) if n > 1):
+        if s < step:
+            return False
+        step += (n - 1) * s
+    return True
 
 
 def _compiled(form: Form, piece: Piece, outputs: Sequence[Node | None],
               targets: Sequence[_Target], given: _Given) -> Any:
-    graph, nodes = traced(piece, {}, {}, given.numbers)
-    places = [given.inputs[n] for n in (*nodes, *given.numbers)]
     kept = [t for t, node in zip(targets, outputs) if node is not None]
+    if not any(node.meta["val"].numel() for node in piece.outputs):
+        made = [(r.shape, r.strides, r.dtype, t.tensor,
+                 t.tensor >= 0 and given.tensors[t.tensor].shape == r.shape)
+                for r, t in zip(results(piece, {}), kept)]
+        return _native().Plan(0, [], [], made, _returns(form, outputs, targets), 0,
+                              bool(given.numbers), None)
+    graph, nodes = traced(piece, {}, {}, given.numbers)
+    if kept[0].gaps:
+        with trace_scope():
+            graph = replace(graph, outputs=(written_with_gaps(
+                graph.outputs[0], strides=given.tensors[kept[0].tensor].stride()),))
+    places = [given.inputs[n] for n in (*nodes, *given.numbers)]
     over = tuple(places.index(t.tensor) if t.is_input and t.tensor in places else None
                  for t in kept)
     strides = [*(_strides(n.meta["val"]) for n in nodes), *(None for _ in given.numbers)]
@@ -259,9 +282,9 @@ def _compiled(form: Form, piece: Piece, outputs: Sequence[Node | None],
         if result.spread is not None:
             return None
         wanted = given.tensors[target.tensor] if target.tensor >= 0 else None
-        direct = wanted is not None and node.meta["val"] is wanted and (
+        direct = target.gaps or (wanted is not None and node.meta["val"] is wanted and (
             not target.is_input or (over[i] is not None and executable.over[i] == over[i])
-            or target.tensor not in places)
+            or target.tensor not in places))
         made.append((result.shape, result.strides, result.dtype, target.tensor, direct))
     types = [getattr(torch, value.dtype.name) for value, place in zip(graph.inputs, places)
              if place < 0]

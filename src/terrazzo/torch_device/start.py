@@ -55,9 +55,9 @@ def start() -> ModuleType:
         return build.native()
     with _lock:
         if _forked:
-            raise DeviceError(
-                f"the device {name()} was used before this process was forked, and cannot be used "
-                "in it", hint="start processes with multiprocessing's method 'spawn'")
+            raise DeviceError(  # in the words that torch has for it
+                f"Cannot re-initialize {name()} in forked subprocess. To use {name()} with "
+                "multiprocessing, you must use the 'spawn' start method")
         late = not build.is_loaded()
         native = build.native()
         if not native.is_ready():

@@ -110,8 +110,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   Device getDevice() const override { return Device(kDevice, current_device()); }
   void setDevice(Device device) const override {
-    if (device.index() >= 0) check(library().gcuSetDevice(device.index()));
+    if (device.index() < 0) return;
+    TORCH_CHECK(device.index() < deviceCount(), "The device index is out of range. It must be in [0, ",
+                int(deviceCount()), "), but got ", int(device.index()), ".");
+    check(library().gcuSetDevice(device.index()));
   }
+  // All types: what has no code for the device runs on the CPU.
+  c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
   void uncheckedSetDevice(Device device) const noexcept override {
     if (loaded && device.index() >= 0) table.gcuSetDevice(device.index());
   }
@@ -238,7 +243,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool hasPrimaryContext(DeviceIndex) const override { return loaded; }
   DeviceIndex deviceCount() const override { return guard.deviceCount(); }
   DeviceIndex getCurrentDevice() const override { return current_device(); }
-  void setCurrentDevice(DeviceIndex device) const override { check(library().gcuSetDevice(device)); }
+  void setCurrentDevice(DeviceIndex device) const override {
+    guard.setDevice(Device(kDevice, device));
+  }
   DeviceIndex exchangeDevice(DeviceIndex device) const override {
     return guard.exchangeDevice(Device(kDevice, device)).index();
   }

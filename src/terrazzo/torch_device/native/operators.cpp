@@ -8,8 +8,10 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
+#include <ATen/quantized/Quantizer.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/serialization/pickler.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
@@ -27,6 +29,20 @@ namespace {
 c10::DispatchKeySet keys() { return c10::DispatchKeySet(c10::DispatchKey::PrivateUse1); }
 
 bool is_here(const Tensor& tensor) { return tensor.device().type() == kDevice; }
+
+// ---------------------------------------------------------------- what runs on the CPU
+std::mutex counting;
+std::unordered_map<std::string, int64_t> fallbacks;
+std::atomic<bool> forbidden{false};
+
+// What is about to run on the CPU is counted, or is an error.
+void count_fallback(const std::string& shown) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !forbidden, shown, " has no code for the device gcu, and TZ_GCU_FALLBACK=error forbids to ",
+      "run it on the CPU. Without it torch.gcu.fallbacks() counts such calls.");
+  std::lock_guard<std::mutex> lock(counting);
+  fallbacks[shown]++;
+}
 
 // ---------------------------------------------------------------- memory
 Tensor empty(IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
@@ -116,6 +132,8 @@ void synchronize(const Tensor& tensor) {
 
 // As a kernel of the chip, where one can be compiled.
 bool copy_compiled(const Tensor& source, const Tensor& target) {
+  if (!target.is_non_overlapping_and_dense() && source.storage().is_alias_of(target.storage()))
+    return copy_compiled(source.clone(at::MemoryFormat::Contiguous), target);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
   torch::jit::Stack stack{target, source, false};
   return run_compiled(op, &stack);
@@ -126,6 +144,7 @@ void copy_on_devices(const Tensor& source, const Tensor& target) {
   if (!same) synchronize(source);
   if (is_plain(source, target)) return move(source, target, !same);
   if (same && copy_compiled(source, target)) return;
+  if (same) count_fallback("aten::copy_");
   synchronize(target);
   synchronize(source);
   on_host(target).copy_(on_host(source));
@@ -186,10 +205,6 @@ at::Scalar local_scalar(const Tensor& self) { return at::_local_scalar_dense(sel
 
 // ---------------------------------------------------------------- compiled, or by the CPU
 namespace {
-std::mutex counting;
-std::unordered_map<std::string, int64_t> fallbacks;
-std::atomic<bool> forbidden{false};
-
 c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t arguments) {
   for (auto& value : torch::jit::last(stack, arguments)) {
     if (value.isTensor() && value.toTensor().defined() && is_here(value.toTensor()))
@@ -232,16 +247,64 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
   if (!draws && run_compiled(op, stack)) return;
   const auto& name = op.operator_name();
-  std::string shown = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !forbidden, shown, " has no code for the device gcu, and TZ_GCU_FALLBACK=error forbids to ",
-      "run it on the CPU. Without it torch.gcu.fallbacks() counts such calls.");
-  {
-    std::lock_guard<std::mutex> lock(counting);
-    fallbacks[shown]++;
-  }
+  count_fallback(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
   if (draws) return with_generator(op, stack);
   at::native::cpu_fallback(op, stack);
+}
+
+// ---------------------------------------------------------------- quantised tensors
+// Their bytes lie on the device; what is made of them the CPU makes.
+Tensor quantized_like(const Tensor& from, at::Device device) {
+  Tensor made = at::new_qtensor(from.sizes(), from.options().device(device), at::make_per_tensor_affine_quantizer(
+      from.q_scale(), from.q_zero_point(), from.scalar_type()));
+  move(from, made, true);
+  return made;
+}
+
+Tensor quantize(const Tensor& self, double scale, int64_t zero_point, ScalarType dtype) {
+  count_fallback("aten::quantize_per_tensor");
+  return quantized_like(at::quantize_per_tensor(self.cpu(), scale, zero_point, dtype), self.device());
+}
+
+Tensor dequantize(const Tensor& self) {
+  count_fallback("aten::dequantize.self");
+  return quantized_like(self, at::kCPU).dequantize().to(self.device());
+}
+
+// ---------------------------------------------------------------- what torch asks of tensors
+// What torch._utils.set_tensor_metadata says of a tensor goes with it into files and out of them.
+struct Metadata final : c10::BackendMeta {
+  std::unordered_map<std::string, bool> said;
+};
+
+void get_metadata(const Tensor& tensor, std::unordered_map<std::string, bool>& said) {
+  auto* found = dynamic_cast<Metadata*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+  if (found) said = found->said;
+}
+
+void set_metadata(const Tensor& tensor, std::unordered_map<std::string, bool>& said) {
+  auto made = c10::make_intrusive<Metadata>();
+  made->said = said;
+  tensor.unsafeGetTensorImpl()->set_backend_meta(made);
+}
+
+[[maybe_unused]] const bool has_metadata = [] {
+  torch::jit::TensorBackendMetaRegistry(kDevice, &get_metadata, &set_metadata);
+  return true;
+}();
+
+// Data of the one may become that of the other: `x.data = y`, as modules move their parameters.
+bool may_take_data_of(const Tensor& self, const Tensor& other) {
+  auto is_dense = [](const Tensor& t) {
+    return t.layout() == at::kStrided && (t.is_cpu() || is_here(t)) && !t.is_quantized();
+  };
+  return self.key_set() == other.key_set() || (is_dense(self) && is_dense(other));
+}
+
+Tensor refused_cross_entropy(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
+  TORCH_CHECK(false, "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
+              "autocast. Take binary_cross_entropy_with_logits or BCEWithLogitsLoss, which have the "
+              "sigmoid in them and are safe, or disable autocast for the call.");
 }
 }  // namespace
 
@@ -268,9 +331,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar);
+  m.impl("quantize_per_tensor", &quantize);
+  m.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
   // Without these torch would choose a backend for convolutions, and has none for a device of ours.
   m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
+  m.impl("dequantize.self", &dequantize);
+  m.impl("q_scale", &at::native::q_scale_quant);
+  m.impl("q_zero_point", &at::native::q_zero_point_quant);
+  m.impl("qscheme", &at::native::qscheme_quant);
 }
 
 // Copies see to these bits themselves; torch would resolve them by a copy, for ever.
@@ -290,6 +362,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   AT_FORALL_FP32_SET_OPT_DTYPE(GCU_FP32_TYPE)
   AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
   AT_FORALL_PROMOTE(GCU_PROMOTE)
+  m.impl("binary_cross_entropy", &refused_cross_entropy);
 }
 
 void bind_operators(py::module_& m) {

@@ -11,6 +11,8 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <list>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 
@@ -21,6 +23,7 @@ namespace gcu {
 namespace {
 constexpr size_t kExact = 2;         // plans for numbers as they are, before one that reads them
 constexpr size_t kMostExact = 64;    // where none can read them
+constexpr size_t kMostPlans = 4096;  // those used longest ago go: about 40 KB each
 constexpr int64_t kCells = 1 << 15;  // numbers that may be on their way to a device
 
 struct Output {
@@ -31,7 +34,7 @@ struct Output {
 };
 
 struct Plan {
-  intptr_t function;
+  intptr_t function;  // 0: there is nothing to compute, as all outputs are empty
   std::vector<int> inputs;                // tensors of the call; ~n: its number n
   std::vector<at::ScalarType> numbers;    // the types in which the code reads numbers
   std::vector<Output> outputs;
@@ -41,15 +44,44 @@ struct Plan {
   py::object owner;
 };
 
+using Kept = std::shared_ptr<Plan>;  // none: the CPU has to do it
+
 struct Family {
-  std::vector<std::pair<std::vector<int64_t>, Plan*>> exact;  // by the bits of numbers
-  Plan* any = nullptr;
+  std::vector<std::pair<std::vector<int64_t>, Kept>> exact;  // by the bits of numbers
+  Kept any;
   bool may_read = true;
+  std::list<const std::string*>::iterator turn;
+  size_t size() const { return exact.size() + (any != nullptr); }
 };
 
 std::mutex mutex;
-std::unordered_map<std::string, Family> families;
+// Never deleted: what plans own is Python's, which ends first.
+auto& families = *new std::unordered_map<std::string, Family>;
+auto& turns = *new std::list<const std::string*>;  // their keys, that used longest ago first
+size_t plan_count = 0, most_plans = kMostPlans;
 py::object* compiler = nullptr;
+
+Family& family_of(const std::string& key) {
+  auto [found, is_new] = families.try_emplace(key);
+  Family& family = found->second;
+  if (is_new) family.turn = turns.insert(turns.end(), &found->first);
+  else turns.splice(turns.end(), turns, family.turn);
+  return family;
+}
+
+// Takes out what is too many, for the caller to drop when the lock has been given back: that
+// waits for Python. What is queued of a plan still runs.
+std::vector<Family> taken_out() {
+  std::vector<Family> gone;
+  while (plan_count > most_plans && turns.size() > 1) {
+    auto oldest = families.find(*turns.front());
+    plan_count -= oldest->second.size();
+    turns.pop_front();
+    gone.push_back(std::move(oldest->second));
+    families.erase(oldest);
+  }
+  return gone;
+}
 
 // What a call looks like: its key, and the tensors and numbers in the order of the arguments.
 struct Call {
@@ -134,7 +166,7 @@ struct Untraced {
   ~Untraced() { set(before); }
 };
 
-Plan* made(const c10::OperatorHandle& op, const Call& call, at::ArrayRef<IValue> arguments,
+Kept made(const c10::OperatorHandle& op, const Call& call, at::ArrayRef<IValue> arguments,
            bool reads_numbers) {
   py::gil_scoped_acquire gil;
   try {
@@ -143,7 +175,11 @@ Plan* made(const c10::OperatorHandle& op, const Call& call, at::ArrayRef<IValue>
     const auto& name = op.operator_name();
     Untraced untraced;
     py::object answer = (*compiler)(name.name, name.overload_name, given, reads_numbers);
-    return answer.is_none() ? nullptr : new Plan(answer.cast<Plan&>());
+    if (answer.is_none()) return nullptr;
+    return Kept(new Plan(answer.cast<Plan&>()), [](Plan* plan) {
+      py::gil_scoped_acquire gil;
+      delete plan;
+    });
   } catch (py::error_already_set& error) {
     error.restore();
     python_error raised;
@@ -152,27 +188,29 @@ Plan* made(const c10::OperatorHandle& op, const Call& call, at::ArrayRef<IValue>
   }
 }
 
-Plan* found(const c10::OperatorHandle& op, const Call& call, at::ArrayRef<IValue> arguments) {
+Kept found(const c10::OperatorHandle& op, const Call& call, at::ArrayRef<IValue> arguments) {
   bool reads = false;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    Family& family = families[call.key];
+    Family& family = family_of(call.key);
     if (family.any) return family.any;
     for (auto& [numbers, plan] : family.exact)
       if (numbers == call.numbers) return plan;
     reads = family.may_read && family.exact.size() >= kExact;
     if (family.exact.size() >= kMostExact) return nullptr;
   }
-  Plan* plan = made(op, call, arguments, reads);
+  Kept plan = made(op, call, arguments, reads);
   bool does_read = plan && plan->reads_numbers;
-  if (reads && !does_read) {
-    if (!plan) plan = made(op, call, arguments, false);
-    std::lock_guard<std::mutex> lock(mutex);
-    families[call.key].may_read = false;
-  }
+  if (reads && !plan) plan = made(op, call, arguments, false);
+  std::vector<Family> gone;  // dropped after the lock
   std::lock_guard<std::mutex> lock(mutex);
-  if (does_read) families[call.key].any = plan;
-  else families[call.key].exact.emplace_back(call.numbers, plan);
+  Family& family = family_of(call.key);
+  if (reads && !does_read) family.may_read = false;
+  if (does_read && family.any) return family.any;  // another thread was quicker
+  if (does_read) family.any = plan;
+  else family.exact.emplace_back(call.numbers, plan);
+  plan_count++;
+  gone = taken_out();
   return plan;
 }
 
@@ -205,6 +243,13 @@ void write_number(int64_t* cell, int64_t bits, bool whole, at::ScalarType type) 
   else *cell = whole ? bits : static_cast<int64_t>(value);
 }
 
+// Where a tensor lies; one without elements lies nowhere, and code reads nothing of it.
+int64_t address_of(const Tensor& tensor) {
+  if (tensor.numel()) return reinterpret_cast<int64_t>(tensor.data_ptr());
+  std::lock_guard<std::mutex> lock(mutex);
+  return reinterpret_cast<int64_t>(cells(tensor.get_device(), 0));
+}
+
 bool is_same(const Tensor& a, const Tensor& b) {
   return a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
@@ -218,25 +263,31 @@ bool is_in_the_way(const Plan& plan, const Call& call, const Tensor& target) {
   return false;
 }
 
+void launch(const Plan& plan, const Call& call, c10::ArrayRef<int64_t> given, int device) {
+  c10::SmallVector<int64_t, 16> slots(given.begin(), given.end());
+  auto arena = allocator()->allocate(plan.arena);
+  std::unique_lock<std::mutex> lock;
+  if (!plan.numbers.empty()) {  // nobody may take these cells before the launch
+    lock = std::unique_lock<std::mutex>(mutex);
+    int64_t* cell = cells(device, plan.numbers.size());
+    auto type = plan.numbers.begin();
+    for (size_t n = 0; n < plan.inputs.size(); n++) {
+      if (plan.inputs[n] >= 0) continue;
+      size_t number = ~plan.inputs[n];
+      write_number(cell, call.numbers[number], call.whole[number], *type++);
+      slots[n] = reinterpret_cast<int64_t>(cell++);
+    }
+  }
+  check(library().gcuLaunchPlan(reinterpret_cast<gcuFunction_t>(plan.function), slots.data(),
+                                slots.size(), arena.get(), handle(current_stream(device))));
+}
+
 void run(const Plan& plan, const Call& call, torch::jit::Stack* stack, size_t arguments) {
   auto device = call.tensors[0]->device();
   OnDevice on(device.index());
   c10::SmallVector<int64_t, 16> slots;
   c10::SmallVector<Tensor, 4> results;
-  std::unique_lock<std::mutex> lock;
-  if (!plan.numbers.empty()) {
-    lock = std::unique_lock<std::mutex>(mutex);
-    int64_t* room = cells(device.index(), plan.numbers.size());
-    size_t at = 0;
-    for (int i : plan.inputs) {
-      if (i >= 0) { slots.push_back(reinterpret_cast<int64_t>(call.tensors[i]->data_ptr())); continue; }
-      write_number(room + at, call.numbers[~i], call.whole[~i], plan.numbers[at]);
-      slots.push_back(reinterpret_cast<int64_t>(room + at++));
-    }
-  } else {
-    for (int i : plan.inputs)
-      slots.push_back(reinterpret_cast<int64_t>(call.tensors[i]->data_ptr()));
-  }
+  for (int i : plan.inputs) slots.push_back(i < 0 ? 0 : address_of(*call.tensors[i]));
   for (const Output& output : plan.outputs) {
     if (output.target >= 0 && output.direct &&
         !is_in_the_way(plan, call, *call.tensors[output.target]))
@@ -245,13 +296,10 @@ void run(const Plan& plan, const Call& call, torch::jit::Stack* stack, size_t ar
       results.push_back(at::detail::empty_strided_generic(
           output.size, output.stride, allocator(),
           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), output.dtype));
-    slots.push_back(reinterpret_cast<int64_t>(results.back().data_ptr()));
+    slots.push_back(address_of(results.back()));
   }
   slots.push_back(0);  // the library's place for counts
-  auto arena = allocator()->allocate(plan.arena);
-  check(library().gcuLaunchPlan(reinterpret_cast<gcuFunction_t>(plan.function), slots.data(),
-                                slots.size(), arena.get(), handle(current_stream(device.index()))));
-  if (lock) lock.unlock();
+  if (plan.function) launch(plan, call, slots, device.index());
   for (size_t i = 0; i < results.size(); i++) {
     int target = plan.outputs[i].target;
     if (target < 0 || results[i].is_same(*call.tensors[target])) continue;
@@ -279,7 +327,7 @@ bool run_compiled(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!call.is_ours || call.tensors.empty()) return false;
   for (const Tensor* tensor : call.tensors)
     if (tensor->device() != call.tensors[0]->device()) return false;
-  Plan* plan = found(op, call, arguments);
+  Kept plan = found(op, call, arguments);
   if (!plan) return false;
   run(*plan, call, stack, schema.size());
   return true;
@@ -302,6 +350,14 @@ void bind_plans(py::module_& m) {
           plan.outputs.push_back({size, stride, type(dtype), target, direct});
         return plan;
       }));
+  m.def("plan_count", [] {
+    std::lock_guard<std::mutex> lock(mutex);
+    return plan_count;
+  });
+  m.def("limit_plans", [](size_t most) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return std::exchange(most_plans, most);
+  });
   m.def("set_compiler", [](py::object function) { compiler = new py::object(std::move(function)); });
 }
 
