@@ -16,19 +16,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from terrazzo.chips.gcu import build, library
-from terrazzo.chips.gcu.description import Description, find, read
+from terrazzo.chips.gcu.description import Description, chosen, find, read
 from terrazzo.chips.gcu.device import devices
 from terrazzo.chips.gcu.traces import Trace
 
 __all__ = ["Trace", "description", "header_path", "library_path", "read", "trace"]
 
 
-def library_path(chip: str = "gcu") -> str:
+def library_path(chip: str = "") -> str:
     """The file of the runtime library, for ctypes or a linker.
 
     In this process it is told of the chip here; a program without Python calls gcuConfigure.
     """
-    devices(find(chip))
+    devices(find(chip or chosen()))
     return str(library.library_path())
 
 
@@ -37,18 +37,18 @@ def header_path() -> str:
     return str(Path(build.SOURCES) / "gcu_runtime.h")
 
 
-def description(name: str = "gcu") -> Description:
-    """What a chip is, by its name or the path of its file."""
-    return find(name)
+def description(name: str = "") -> Description:
+    """What a chip is, by its name or the path of its file; else the chip of this process."""
+    return find(name or chosen())
 
 
 @contextmanager
-def trace(path: str | os.PathLike[str] | None = None, chip: str = "gcu") -> Iterator[Trace]:
+def trace(path: str | os.PathLike[str] | None = None, chip: str = "") -> Iterator[Trace]:
     """All that runs on the chip for the length of a `with`: `print(trace)` is a table.
 
     With a path, Chrome trace events are written there, which Perfetto opens.
     """
-    found = find(chip)
+    found = find(chip or chosen())
     made = Trace(found)
     with devices(found).traced() as records:
         yield made

@@ -101,8 +101,8 @@ class Settings:
         "", "folders and files with descriptions of virtual chips, joined as in PATH"
     )
     torch_device: str = _knob(
-        "auto", "described chip that PyTorch has as its device; off: none; auto: gcu, unless there "
-        "is another accelerator",
+        "auto", "described chip that PyTorch has as its device, or its file; off: none; auto: gcu, "
+        "unless there is another accelerator",
     )
     gcu_fallback: str = _knob(
         "cpu", "what operators do that have no code for that device", choices=("cpu", "error"),

@@ -56,6 +56,17 @@ def test_the_graph_is_one_plan_of_the_chip(counted: ModuleType) -> None:
     torch.testing.assert_close(made.cpu(), torch.softmax(x @ y, -1) * 2)
 
 
+def test_a_trace_begins_where_it_stands(device: ModuleType) -> None:
+    import terrazzo as tz
+
+    x = torch.ones(300, 300, device="gcu")
+    for _ in range(20):
+        x = (x @ x) * (1 / 300)
+    with tz.gcu.trace() as trace:
+        x + 1
+    assert len(trace.records) == 1
+
+
 def test_sizes_that_vary_and_numbers_of_the_host(device: ModuleType) -> None:
     run = torch.compile(lambda x, n: (x * n).sum(0), backend="terrazzo", dynamic=True)
     for rows in (5, 7, 11):

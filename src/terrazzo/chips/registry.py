@@ -33,7 +33,7 @@ def _places() -> dict[str, str]:
     from importlib.metadata import entry_points  # 8 ms, and the CPU needs none of it
 
     found = {point.name: point.value for point in entry_points(group=_GROUP)}
-    if knobs.chip_files:
+    if knobs.chip_files or knobs.torch_device.endswith(".toml"):
         found |= dict.fromkeys(import_module(_DESCRIBED).files(), _BUILT_IN["gcu"])
     return {**found, **_BUILT_IN}
 

@@ -35,12 +35,13 @@ def wanted() -> str:
 
     Torch has one accelerator at a time, so ours stands back where there is another one.
     """
+    from terrazzo.chips.gcu.description import chosen
     from terrazzo.knobs import knobs
 
     asked = knobs.torch_device
-    if asked == "auto":
-        return "" if any(map(os.path.exists, _ACCELERATORS)) else BUILT_IN
-    return "" if asked == "off" else asked
+    if asked == "off" or (asked == "auto" and any(map(os.path.exists, _ACCELERATORS))):
+        return ""
+    return chosen()
 
 
 def register(name: str = BUILT_IN) -> ModuleType:

@@ -106,6 +106,7 @@ def compiled_call(operator_name: str, overload: str, args: Sequence[Any], reads_
     form = form_of(getattr(packet, overload or "default"))
     if form is None:
         return None
+    chip_named(name())  # that there is no such chip is an error, and nothing for the CPU
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
         try:
             return _plan(form, args, reads_numbers, flat=form.is_copy)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from terrazzo.chips.gcu.description import Description, find
+from terrazzo.chips.gcu.description import Description, chosen, find
 from terrazzo.chips.gcu.device import Devices, devices
-from terrazzo.knobs import knobs
 
 
 @cache
 def description() -> Description:
     """The chip as it is described: one in a process, torch's where that has been named."""
-    named = knobs.torch_device
-    return find("gcu" if named in ("auto", "off") else named)
+    return find(chosen())
 
 
 @cache

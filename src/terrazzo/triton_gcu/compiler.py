@@ -40,6 +40,11 @@ class GCUBackend(LoopBackend):
     backend_name = "gcu"
     binary_ext = "gcuimg"
 
+    @classmethod
+    def supports_target(cls, target: Any) -> bool:
+        """Its own, and the chip by the name that torch calls it, which Inductor asks for."""
+        return target.backend in (cls.backend_name, description().name)
+
     def hash(self) -> str:
         return "terrazzo-" + make_key("triton_gcu", source_stamp(), str(knobs.code_key),
                                       host_key(), chip=description().spec())

@@ -74,9 +74,31 @@ def test_a_chip_of_ones_own(tmp_path: Path) -> None:
     assert ran.stdout.split() == ["6", "0.0", "True"], ran.stderr
 
 
+@built
+@pytest.mark.torch
+def test_a_program_runs_on_a_chip_of_ones_own(tmp_path: Path) -> None:
+    """By its file alone: PyTorch's device has its name, and its operators are compiled for it."""
+    pytest.importorskip("torch")
+    target = tmp_path / "mychip.toml"
+    assert CliRunner().invoke(app, ["chip", "new", str(target)]).exit_code == 0
+    target.write_text(target.read_text().replace("count = 48", "count = 6"))
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "from terrazzo.torch_device import register, wanted\n"
+        "register(wanted())\n"
+        "x = torch.ones(1000, device='mychip') + 1\n"
+        "print(float(x.sum()), torch.mychip.get_device_properties(0).multi_processor_count,\n"
+        "      torch.mychip.fallbacks())\n")
+    ran = subprocess.run([sys.executable, "-m", "terrazzo", "gcu", "run", "--chip", "mychip.toml",
+                          "program.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "2000.0 6 {}" in ran.stdout and "us on mychip, modelled" in ran.stdout
+
+
 def test_mistakes_have_answers(tmp_path: Path) -> None:
     for words, said in ((["gcu", "info", "tpu"], "there are gcu"),
                         (["gcu", "run", "nothing.py"], "there is no file"),
+                        (["gcu", "run", "--chip", "tpu", __file__], "by the path of the file"),
                         (["chip", "new", str(tmp_path / "cuda.toml")], "cannot be 'cuda'"),
                         (["chip", "new", str(tmp_path / "mine")], "is no .toml")):
         failed = CliRunner().invoke(app, words)

@@ -248,10 +248,18 @@ def _agree(made: Description, where: str) -> None:
 BUILT_IN = Path(__file__).with_name("gcu.toml")
 
 
+def chosen() -> str:
+    """The chip of this process: the one that torch is to have as its device, else gcu."""
+    asked = knobs.torch_device
+    return BUILT_IN.stem if asked in ("auto", "off") else Path(asked).stem
+
+
 def files() -> dict[str, Path]:
     """The files of all chips that are described, by name; a user's own come first."""
     found: dict[str, Path] = {}
-    for place in filter(None, knobs.chip_files.split(os.pathsep)):
+    named = knobs.torch_device
+    for place in filter(None, [named if named.endswith(".toml") else "",
+                               *knobs.chip_files.split(os.pathsep)]):
         path = Path(place).expanduser()
         for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
             found.setdefault(file.stem, file)
@@ -267,7 +275,7 @@ def find(name: str = "gcu") -> Description:
     if name not in known:
         raise DeviceError(
             f"no chip {name!r} is described", hint=f"there are {', '.join(known)}; others are "
-            "found as NAME.toml in the folders that TZ_CHIP_FILES names")
+            "found as NAME.toml in folders that TZ_CHIP_FILES names, or by the path of the file")
     file = known[name]
     stamp = file.stat() if file.is_file() else None
     return _read(file, stamp and (stamp.st_mtime_ns, stamp.st_size))

@@ -86,6 +86,7 @@ class Devices:
     def traced(self) -> Iterator[list[Any]]:
         """A list that has a record of everything that ran inside, at the end."""
         records: list[Any] = []
+        check(self.library.gcuDeviceSynchronize())  # what was queued before is no part of it
         check(self.library.gcuTraceStart())
         try:
             yield records

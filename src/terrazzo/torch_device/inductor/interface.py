@@ -117,6 +117,8 @@ class Interface(DeviceInterface):
 def register() -> None:
     """Tell dynamo of the device, and of each by its number; our own code it need not trace."""
     trace_rules.add("terrazzo.torch_device")
-    register_interface_for_device(name(), Interface)
-    for index in range(module.device_count()):
-        register_interface_for_device(f"{name()}:{index}", Interface)
+    # Inductor writes cuda for hip before it asks, also in the middle of a name such as mychip.
+    for known in {name(), name().replace("hip", "cuda")}:
+        register_interface_for_device(known, Interface)
+        for index in range(module.device_count()):
+            register_interface_for_device(f"{known}:{index}", Interface)

@@ -61,8 +61,8 @@ class Home:
         return 0
 
 
-CPU = Home("cpu", "the CPU", "move it with .cpu(), or unset TRITON_DEFAULT_BACKEND on a machine "
-                             "with a GPU")
+CPU = Home("cpu", "the CPU", "move it with .cpu(), or set TRITON_DEFAULT_BACKEND=gcu for tensors "
+                             "of a described chip, and unset it for those of a GPU")
 
 
 _SPELLING = {"fp64": "double_bits({})", "f64": "double_bits({})"}

@@ -150,8 +150,13 @@ gcuError gcuConfigure(const gcuDescription *description) {
     error = configure(&wanted);
     if (!error) atomic_store_explicit(&state, CONFIGURED, memory_order_release);
   } else if (!same_chip(&chip, &wanted)) {
-    error = fail(gcuErrorInitialization, "this process has the chip %s already, described %s",
-                 chip.name, strcmp(chip.name, wanted.name) ? "by another name" : "otherwise");
+    error = strcmp(chip.name, wanted.name)
+                ? fail(gcuErrorInitialization,
+                       "this process has the chip %s already: use %s in another process", chip.name,
+                       wanted.name)
+                : fail(gcuErrorInitialization,
+                       "this process has the chip %s already, described otherwise: start a new one",
+                       chip.name);
   }
   pthread_mutex_unlock(&configuring);
   return error;
