@@ -141,6 +141,14 @@ def test_gradients(launched: list[str]) -> None:
     assert launched
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_heads_fit_into_shared_memory(causal: bool) -> None:
+    q = random(1, 1, 256, 256)
+    with knobs.override(dynamic="never"):
+        ptx = tz.scaled_dot_product_attention.lower(q, q, q, "ptx", chip="cuda", causal=causal)
+    assert ptx.count(".entry") == 1
+
+
 @pytest.mark.parametrize(("size", "queries"), [(64, 256), (128, 256), (128, 1)])
 def test_code_for_hopper(size: int, queries: int) -> None:
     q, k = (random(1, 2, n, size, dtype="bfloat16") for n in (queries, 1024))

@@ -23,6 +23,15 @@ def device() -> ModuleType:
     return made
 
 
+@pytest.fixture(scope="session")
+def whole(device: ModuleType) -> None:
+    """For tests of Inductor and of torch.distributed on the device."""
+    from terrazzo.torch_device.build import WHOLE, is_whole
+
+    if not is_whole():
+        pytest.skip(f"Inductor and torch.distributed know the device from torch {WHOLE} on")
+
+
 @pytest.fixture
 def counted(device: ModuleType) -> Iterator[ModuleType]:
     """The same with calls that ran on the CPU counted from zero, and seeds as ever."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device"), pytest.mark.skipif(
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("whole"), pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch was built without torch.distributed")]
 
 FILE = Path(__file__).with_name("ranks.py")

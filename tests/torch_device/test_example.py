@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.torch, pytest.mark.triton]
 
 
-def test_the_first_day(device: object) -> None:
+def test_the_first_day(whole: None) -> None:
     pytest.importorskip("triton")
     if not {"gcu", "cpu"} <= entry_points(group="triton.backends").names:
         pytest.skip("terrazzo is not installed, so Triton does not find its backends")

@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("device", "fresh")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("whole", "fresh")]
 nn, F = torch.nn, torch.nn.functional
 
 

@@ -29,6 +29,7 @@ from terrazzo.knobs import knobs
 
 SOURCES = Path(__file__).parent / "native"
 OLDEST = (2, 11)  # of torch: what the native part is compiled with and tried
+WHOLE = (2, 13)  # of torch: what Inductor and torch.distributed must have for such a device
 # Compiled side by side, the longest first.
 UNITS = ("operators", "plans", "distributed", "profiler", "device", "memory")
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=_gcu")
@@ -84,9 +85,18 @@ def _stamp(command: str) -> tuple[str, int, int]:
     return path, found.st_size, found.st_mtime_ns
 
 
+def is_whole(version: str = torch.__version__) -> bool:
+    """Whether Inductor and torch.distributed know the device; beside them, an older torch does."""
+    return _numbers(version) >= WHOLE
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
+
+
 def check_version(version: str) -> None:
     """Refuse a torch that the native part is not written for: a compiler's message says little."""
-    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+    if _numbers(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise MissingDependency(
             f"the device in PyTorch needs torch {oldest} or newer, not {version}",

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from terrazzo.torch_device.build import is_whole
 from terrazzo.torch_device.start import name, start
 
 
 def register(device: str) -> None:
-    """Make the backend known to torch.distributed, where torch has one."""
-    if torch.distributed.is_available():
+    """Make the backend known to torch.distributed, where torch has one that can be staged."""
+    if torch.distributed.is_available() and is_whole():
         torch.distributed.Backend.register_backend(device, _group, devices=[device])
 
 

@@ -14,6 +14,7 @@ import torch
 
 from terrazzo.errors import TerrazzoError
 from terrazzo.torch_device import memory
+from terrazzo.torch_device.build import is_whole as _is_whole
 from terrazzo.torch_device.inductor import announce
 from terrazzo.torch_device.memory import (
     _dump_snapshot,
@@ -163,7 +164,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 # ---------------------------------------------------------------- torch.compile
 def __getattr__(asked: str) -> Any:
     """What Inductor asks for when it is about to generate code: loaded then."""
-    if asked in ("Scheduling", "PythonWrapperCodegen"):
+    if asked in ("Scheduling", "PythonWrapperCodegen") and _is_whole():
         from terrazzo.torch_device.inductor import backend
 
         return getattr(backend, asked)

@@ -72,6 +72,8 @@ def tiles(attention: Attention, spec: ChipSpec) -> Tiles:
         return _few_rows(attention, spec, rows)
     largest = max(attention.size, attention.value_size)
     if attention.dtype is float32:
+        if largest > 128:  # two stages of keys and values are more than there is of shared memory
+            return Tiles(32, 32, warps=4, stages=1)
         return Tiles(64, 32 if largest > 64 else 64, warps=4, stages=2)
     descriptors = spec.has("tma") and describable(attention.k, attention.size) and describable(
         attention.v, attention.value_size)

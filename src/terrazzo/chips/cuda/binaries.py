@@ -91,6 +91,9 @@ def compiled(kernel: Written, types: Sequence[DType], constants: Mapping[str, in
         raise CompileError(f"Triton could not compile {kernel.name} for {spec.name}: {error}",
                            hint=f"its source is that of lower(..., 'triton', chip='{spec.kind}')"
                            ) from error
+    if made.metadata.shared > spec.l1_bytes:
+        raise CompileError(f"{kernel.name} takes {made.metadata.shared} bytes of shared memory, "
+                           f"and {spec.name} has {spec.l1_bytes}")
     ptx = made.asm["ptx"]
     head = ptx[ptx.index(".entry"):]
     parameters = head[:head.index(")")].count(".param")
