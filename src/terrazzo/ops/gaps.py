@@ -38,7 +38,7 @@ def _numpy(x: np.ndarray, *, strides: Sequence[int], out: Any) -> np.ndarray:
     return made
 
 
-@primitive(family="indexing", infer=_type, reference=_numpy, loops=True, differentiable=False)
+@primitive(family="", infer=_type, reference=_numpy, loops=True, differentiable=False)
 def written_with_gaps(x: Any, *, strides: Any, out: TensorType) -> Callable[..., Stmt]:
     """memory in which x lies by strides; what lies between is not touched"""
     *outer, columns = x.shape or (1,)
