@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from terrazzo.chips.gcu import build, library
-from terrazzo.chips.gcu.description import Description, chosen, find, read
+from terrazzo.chips.gcu.description import Description, find, read
 from terrazzo.chips.gcu.device import devices
 from terrazzo.chips.gcu.traces import Trace
+from terrazzo.knobs import described_chip
 
 __all__ = ["Trace", "description", "header_path", "library_path", "read", "trace"]
 
@@ -28,7 +29,7 @@ def library_path(chip: str = "") -> str:
 
     In this process it is told of the chip here; a program without Python calls gcuConfigure.
     """
-    devices(find(chip or chosen()))
+    devices(find(chip or described_chip()))
     return str(library.library_path())
 
 
@@ -39,7 +40,7 @@ def header_path() -> str:
 
 def description(name: str = "") -> Description:
     """What a chip is, by its name or the path of its file; else the chip of this process."""
-    return find(name or chosen())
+    return find(name or described_chip())
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def trace(path: str | os.PathLike[str] | None = None, chip: str = "") -> Iterato
 
     With a path, Chrome trace events are written there, which Perfetto opens.
     """
-    found = find(chip or chosen())
+    found = find(chip or described_chip())
     made = Trace(found)
     with devices(found).traced() as records:
         yield made

@@ -430,3 +430,9 @@ def thread_count() -> int:
     if hasattr(os, "sched_getaffinity"):  # respects taskset and cpusets; Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def described_chip() -> str:
+    """The described chip of this process: the one that torch is to have as its device, else gcu."""
+    asked = knobs.torch_device
+    return "gcu" if asked in ("auto", "off") else os.path.splitext(os.path.basename(asked))[0]

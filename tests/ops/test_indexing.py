@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -334,3 +337,37 @@ def test_scatter_into_nothing() -> None:
     x = np.ones((4, 0, 3), np.float32)
     gradient = tz.grad(lambda x: tz.sum(tz.cummin(x, axis=2)))
     assert gradient(x).shape == x.shape
+
+
+EDGES = """
+import sys
+import numpy as np
+import terrazzo as tz
+sys.path.insert(0, {tests!r})
+from page_edges import PageEdges
+
+def shifted(x, i): return tz.take(tz.pad(x, ((3, 4),)), i)
+def rows(x, i): return tz.take(tz.pad(x.reshape((-1, 4)), ((2, 1), (1, 2))), i, axis=0) * 2
+def joined(x, i): return tz.take(tz.concat([x, tz.exp(x), x]), i)
+def along(x, i): return tz.take_along_axis(tz.pad(x, ((2, 2),)), i, axis=0)
+
+places, rng = PageEdges(), np.random.default_rng(0)
+for function in (shifted, rows, joined, along):
+    for n in (8, 12, 16):  # from the second on sizes vary
+        x = rng.standard_normal(n).astype(np.float32)
+        size = function.__name__ == "rows" and n // 4 + 3 or n + 4
+        i = np.arange(-size, size)
+        want = function(x, i)
+        for begin in (False, True):
+            got = tz.jit(function)(places.copy(0, x, begin=begin), i)
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+print("all read within")
+"""
+
+
+def test_computed_indices_of_what_is_padded_or_joined_stay_within() -> None:
+    """Where a condition decides whether an element is read, its index may be anywhere."""
+    tests = str(Path(__file__).parents[1])
+    ran = subprocess.run([sys.executable, "-c", EDGES.format(tests=tests)], capture_output=True,
+                         text=True, timeout=300)
+    assert ran.returncode == 0 and "all read within" in ran.stdout, ran.stderr

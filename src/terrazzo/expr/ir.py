@@ -34,7 +34,7 @@ from terrazzo.base.scalar_text import format_shared
 from terrazzo.base.shapes import Shape, contiguous_strides, dims_text
 from terrazzo.dtypes import DType, as_dtype, float32
 from terrazzo.errors import RankError
-from terrazzo.index import Index, IndexExpr, Var, free_vars, substitute
+from terrazzo.index import Index, IndexExpr, Var, free_vars, proves_le, proves_lt, substitute
 
 _counter = itertools.count()
 
@@ -199,10 +199,25 @@ def substitute_any(root: Scalar, table: Mapping[Var, Any]) -> Scalar:
         if isinstance(node, Load):
             return Load(node.dtype, node.source, tuple(
                 i if isinstance(i, Scalar) or not (free_vars(i) & computed.keys())
-                else index_to_scalar(i, computed) for i in node.indices))
+                else _computed_place(i, n, computed)
+                for i, n in zip(node.indices, node.source.shape, strict=True)))
         return None
 
     return rewrite(root, visit)
+
+
+def _computed_place(index: Index, size: Index, values: Mapping[Var, Scalar]) -> Scalar:
+    """An index of a dimension, computed, and within it.
+
+    Whoever computes an index brings it into the dimension that it was for. Of another one, as
+    `where(i > 0, x[i - 1], 0)` reads it, it may be outside where the condition does not hold.
+    """
+    from terrazzo.base.scalar import call, cast
+
+    place = index_to_scalar(index, values)
+    if proves_le(0, index) and proves_lt(index, size):
+        return place
+    return call("max", call("min", cast(place, "int64"), as_scalar(size - 1)), 0)
 
 
 def index_to_scalar(index: Index, values: Mapping[Var, Scalar]) -> Scalar:

@@ -35,13 +35,12 @@ def wanted() -> str:
 
     Torch has one accelerator at a time, so ours stands back where there is another one.
     """
-    from terrazzo.chips.gcu.description import chosen
-    from terrazzo.knobs import knobs
+    from terrazzo.knobs import described_chip, knobs
 
     asked = knobs.torch_device
     if asked == "off" or (asked == "auto" and any(map(os.path.exists, _ACCELERATORS))):
         return ""
-    return chosen()
+    return described_chip()
 
 
 def register(name: str = BUILT_IN) -> ModuleType:

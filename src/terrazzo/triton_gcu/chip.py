@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from terrazzo.chips.gcu.description import Description, chosen, find
+from terrazzo.chips.gcu.description import Description, find
 from terrazzo.chips.gcu.device import Devices, devices
+from terrazzo.knobs import described_chip
 
 
 @cache
 def description() -> Description:
     """The chip as it is described: one in a process, torch's where that has been named."""
-    return find(chosen())
+    return find(described_chip())
 
 
 @cache

@@ -248,12 +248,6 @@ def _agree(made: Description, where: str) -> None:
 BUILT_IN = Path(__file__).with_name("gcu.toml")
 
 
-def chosen() -> str:
-    """The chip of this process: the one that torch is to have as its device, else gcu."""
-    asked = knobs.torch_device
-    return BUILT_IN.stem if asked in ("auto", "off") else Path(asked).stem
-
-
 def files() -> dict[str, Path]:
     """The files of all chips that are described, by name; a user's own come first."""
     found: dict[str, Path] = {}

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from terrazzo.chips.gcu.description import Description, chosen, files, find, parse
+from terrazzo.chips.gcu.description import Description, files, find, parse
 from terrazzo.errors import ArgumentError
-from terrazzo.knobs import knobs
+from terrazzo.knobs import described_chip, knobs
 from terrazzo.tools.cli.screen import wide_console
 
 app = typer.Typer(help="The virtual chip gcu: what it is, and programs on it by modelled time.",
@@ -36,7 +36,7 @@ def _say(text: str) -> None:
 def info(name: Annotated[str, typer.Argument(help="A described chip, or its file.")] = ""
          ) -> None:
     """Show what a virtual chip is."""
-    asked = name or chosen()
+    asked = name or described_chip()
     file = Path(asked) if asked.endswith(".toml") else files().get(asked)
     _say(described(find(asked), str(file)))
 
