@@ -19,7 +19,11 @@ them, by what torch asks of `torch.gcu` while it compiles:
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
+import torch
+
+from terrazzo.torch_device.build import is_whole
 from terrazzo.torch_device.start import name
 
 _told: set[str] = set()
@@ -38,8 +42,13 @@ def announce() -> None:
     kinds = getattr(sys.modules.get("torch._inductor.utils"), "GPU_TYPES", None)
     if kinds is not None:  # without it, a number times a tensor may become a kernel of the CPU
         _told.add("kind")
-        if name() not in kinds:
+        if name() not in kinds and is_whole() and not _others(kinds):
             kinds.append(name())
+
+
+def _others(kinds: Sequence[str]) -> bool:
+    """Whether there is another accelerator: Inductor compiles for one in a process."""
+    return any(getattr(torch, kind).is_available() for kind in kinds if hasattr(torch, kind))
 
 
 __all__ = ["announce"]
