@@ -140,8 +140,7 @@ def _blocks(access: Access, inner: Sequence[For], ranges: Mapping[Var, Interval]
     for number, loop in enumerate(inner):
         length = loop.hi - loop.lo
         step = coefficient(access.index, loop.var)
-        if not isinstance(length, IndexExpr) or step is None or (
-                step == 0):
+        if not isinstance(length, IndexExpr) or step is None or step == 0:
             continue
         names = free_vars(length)
         around = [outer for outer in inner[:number] if outer.var in names]

@@ -113,7 +113,6 @@ class Interface(DeviceInterface):
         import terrazzo.triton_gcu.compiler  # noqa: F401
 
 
-
 def register() -> None:
     """Tell dynamo of the device, and of each by its number; our own code it need not trace."""
     trace_rules.add("terrazzo.torch_device")
