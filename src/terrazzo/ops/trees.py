@@ -17,7 +17,7 @@ import numpy as np
 from terrazzo.base.scalar import Const, Scalar, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import where as where_scalar
-from terrazzo.dtypes import int32
+from terrazzo.dtypes import int32, uint32
 from terrazzo.errors import ArgumentError, DTypeError, RankError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import TensorType
@@ -27,7 +27,8 @@ from terrazzo.loop.ir import Alloc, Block, Buffer, For, If, Let, Stmt, Store, Wh
 from terrazzo.ops.define import primitive
 
 # A node is four integers: the feature it tests, where to go when the test holds and when not (as
-# offsets of nodes in this table), and what is special about it.
+# offsets of nodes in this table), and what is special about it. They have no sign: to extend signs
+# takes a fifth of a step.
 FEATURE, WHEN_TRUE, WHEN_FALSE, SPECIAL, NODE = range(5)
 TESTS = ("le", "lt", "ge", "gt", "eq", "ne")  # by the number that SPECIAL holds, times two
 MISSING_IS_TRUE = 1  # the lowest bit of SPECIAL: nan passes the test
@@ -143,13 +144,22 @@ def tree_ensemble(x: Any, nodes: Any, thresholds: Any, roots: Any, steps: Any, w
             by_rows = For(tree, 0, speaking, For(group, 0, groups, walk.side_by_side(
                 lambda k: inputs[3][tree], lambda k: start + k, lambda k: inputs[4][tree],
                 lambda leaf, k: say(leaf, start + k, tree))))
+            return block(by_rows, rest(walk, first + groups * SIDE_BY_SIDE))
+
+        def rest(walk: _Walk, start: Index) -> Stmt:
+            """Fewer rows than go side by side: those of one tree do all the same, else trees."""
+            if speaking == 1:
+                return If(call("lt", as_scalar(start), as_scalar(last)), walk.side_by_side(
+                    lambda k: inputs[3][0], lambda k: minimum(start + k, last - 1),
+                    lambda k: inputs[4][0], lambda leaf, k: If(
+                        call("lt", as_scalar(start + k), as_scalar(last)),
+                        say(leaf, start + k, 0))))
             row, several = fresh_axis("row", rows).var, fresh_axis("several", all_trees).var
-            by_trees = For(row, first + groups * SIDE_BY_SIDE, last, For(
+            return For(row, start, last, For(
                 several, 0, ceildiv(speaking, SIDE_BY_SIDE), walk.side_by_side(
                     lambda k: inputs[3][several * SIDE_BY_SIDE + k], lambda k: row,
                     lambda k: inputs[4][several * SIDE_BY_SIDE],
                     lambda leaf, k: say(leaf, row, several * SIDE_BY_SIDE + k))))
-            return block(by_rows, by_trees)
 
         body = walks(missing) if missing == "none" else _if_any_nan(
             inputs[0], first * features, last * features, walks(missing), walks("none"))
@@ -180,7 +190,7 @@ class _Walk:
                      steps: Callable[[Index], Scalar], say: Callable[[Scalar, Index], Stmt]
                      ) -> Stmt:
         """Several walks from their roots to what their leaves say."""
-        at, going = Buffer("at", int32, SIDE_BY_SIDE), Buffer("going", int32, 1)
+        at, going = Buffer("at", uint32, SIDE_BY_SIDE), Buffer("going", uint32, 1)
         k, step = fresh_axis("k", SIDE_BY_SIDE).var, fresh_axis("step", 1).var
         sure = Var("sure")
 
@@ -193,20 +203,21 @@ class _Walk:
             each(Store(at, k, root(k))),
             Let(sure, steps(0), For(step, 0, sure, each(
                 Store(at, k, self.step(at[k], row(k))), "unrolled"))),
-            Store(going, 0, Const(int32, 1)),
+            Store(going, 0, Const(uint32, 1)),
             While(call("ne", going[0], 0), block(
-                Store(going, 0, Const(int32, 0)),
+                Store(going, 0, Const(uint32, 0)),
                 each(block(Store(going, 0, call("or", going[0], goes_on)),
                            Store(at, k, moved))))),
             each(say(self.nodes[call("add", at[k], SPECIAL)], k)))))
 
     def step(self, at: Scalar, row: Index) -> Scalar:
         """Where a walk goes from a node."""
-        feature = self.nodes[at]
+        index = as_scalar(row).dtype
+        here = cast_scalar(at, index)
         value = self.x[call("add", as_scalar(row * self.features), cast_scalar(
-            feature, as_scalar(row).dtype))]
-        threshold = self.thresholds[call("shr", at, 2)]
-        special = self.nodes[call("add", at, SPECIAL)]
+            self.nodes[here], index))]
+        threshold = self.thresholds[call("shr", here, 2)]
+        special = self.nodes[call("add", here, SPECIAL)]
         passes = call(self.tests[0], value, threshold)
         for test in self.tests[1:]:
             number = TESTS.index(test)
@@ -217,5 +228,5 @@ class _Walk:
             if self.missing == "some":
                 lacking = call("and", lacking, call("ne", call("and", special, MISSING_IS_TRUE), 0))
             passes = call("or", passes, lacking)
-        turn = call("sub", Const(int32, WHEN_FALSE), cast_scalar(passes, int32))
-        return self.nodes[call("add", at, turn)]
+        turn = call("sub", as_scalar(WHEN_FALSE), cast_scalar(passes, index))
+        return self.nodes[call("add", here, turn)]

@@ -142,8 +142,9 @@ def _walked(forest: Forest, x: Value, combine: str, trees: int) -> Value:
         columns, targets = literal(spoken[order]), weights.shape[1]
         weights = weights[np.arange(len(weights)), np.argmax(forest.says, axis=1)][:, None]
     return tree_ensemble(
-        x, literal(_filled(nodes.astype(np.int32)).reshape(-1)), literal(_filled(forest.threshold)),
-        literal((forest.roots[order] * NODE).astype(np.int32)), literal(steps[order]),
+        x, literal(_filled(nodes.astype(np.uint32)).reshape(-1)),
+        literal(_filled(forest.threshold)),
+        literal((forest.roots[order] * NODE).astype(np.uint32)), literal(steps[order]),
         literal(_filled(weights)), columns, tests=tuple(TESTS[m] for m in modes), missing=missing,
         combine=combine, trees=trees, targets=targets)
 
