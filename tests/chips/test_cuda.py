@@ -177,3 +177,14 @@ def test_results_go_into_given_arrays(launched: list[str]) -> None:
     assert tz.gelu(x, out=out) is out
     torch.testing.assert_close(out, torch.nn.functional.gelu(x), rtol=1e-5, atol=1e-6)
     assert launched
+
+
+def test_a_kernel_in_several_launches_is_one_row_of_a_profile(launched: list[str]) -> None:
+    graph, _ = trace(lambda x: tz.sum(x), [TensorType((1 << 20,), tz.float32)], name="total")
+    executable = compile_graph(graph)
+    x, out = np.ones(1 << 20, np.float32), np.zeros(16, np.float32)
+    rows = len(executable.artifact.kernels)
+    clock = np.full(rows + 8, -1, np.int64)
+    executable.code.run([x.ctypes.data, out.ctypes.data], 0, 1, clock.ctypes.data)
+    assert len(launched) > rows and out[0] == 1 << 20
+    assert (clock[:rows + 1] > 0).all() and (clock[rows + 1:] == -1).all()

@@ -142,6 +142,10 @@ class Chip(ABC):
         """Loops that an operator gave itself, as this chip runs them best."""
         return function
 
+    def elsewhere(self, function: Function) -> str:
+        """Why another chip runs a kernel of this one's code; empty where it runs here."""
+        return ""
+
     # ------------------------------------------------------------ code
     @abstractmethod
     def assemble(self, recipe: Recipe) -> Assembled:
@@ -187,6 +191,10 @@ class Chip(ABC):
             f"it takes {', '.join(self.languages)}" if self.languages else "it takes none"))
 
     # ------------------------------------------------------------ running
+    def on_stream(self, address: int) -> AbstractContextManager[Any]:
+        """Inside, what runs on this chip is queued in a stream of the caller's own."""
+        return nullcontext()
+
     def demand(self) -> None:
         """Raise where nothing can run on this chip."""
         if self.absence:

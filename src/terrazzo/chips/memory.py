@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,15 @@ class HostMemory:
     def to_host(self, array: Any) -> Any:
         """An array or tensor of this memory in that of the host."""
         return array
+
+    def at(self, address: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """What lies at an address of this memory as an array or tensor, which does not own it."""
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        raw = (ctypes.c_uint8 * size).from_address(address)
+        return np.ctypeslib.as_array(raw).view(dtype).reshape(shape)
+
+    def wait(self) -> None:
+        """Wait until all that was queued here is done."""
 
     def copy_out(self, block: Block, array: np.ndarray) -> None:
         """Fill an array of the host's from a block."""

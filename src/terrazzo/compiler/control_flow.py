@@ -16,7 +16,7 @@ from functools import cached_property
 from terrazzo.base.shapes import num_elements
 from terrazzo.chips.chip import Chip
 from terrazzo.compiler.kernels import copy_function
-from terrazzo.compiler.lowering import Lowering
+from terrazzo.compiler.lowering import Lowering, kernel_row
 from terrazzo.compiler.options import Options
 from terrazzo.graph.ir import Graph, Node, Value
 from terrazzo.index import Index, Var, free_vars, maximum
@@ -81,17 +81,20 @@ class ControlLowering:
             graph.name,
             tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
             tuple((v.dtype.name, v.shape) for v in graph.outputs),
-            self._composed[1], tuple(map(_profile_row, self.steps)),
+            self._composed[1], 
+            tuple(_step_row(step, self.chip) for step in self.steps),
             self.chip.name, self.chip.assemble(self.recipe), tuple(self._composed[2]), ())
 
 
-def _profile_row(step: Step) -> dict[str, str | Index]:
-    """What the profiler shows of a step; the work of loops and branches is not known ahead."""
+def _step_row(step: Step, chip: Chip) -> dict[str, str | Index]:
+    """What an artifact says of a step; the work of loops and branches is not known ahead."""
     if isinstance(step, Call):
-        f = step.function
-        return {"name": step.name, "origin": f.origin, "flops": f.flops, "bytes": f.bytes}
-    inside = " ".join(dict.fromkeys(c.function.origin for c in calls_in([step])))
-    return {"name": step.name, "origin": f"{step.name}: {inside}", "flops": 0, "bytes": 0}
+        return kernel_row(step, chip)
+    calls = list(calls_in([step]))
+    inside = " ".join(dict.fromkeys(c.function.origin for c in calls))
+    why = "; ".join(dict.fromkeys(filter(None, (chip.elsewhere(c.function) for c in calls))))
+    return {"name": step.name, "origin": f"{step.name}: {inside}", "flops": 0, "bytes": 0,
+            **({"elsewhere": why} if why else {})}
 
 
 @dataclass(eq=False)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from terrazzo.base import progress
 from terrazzo.chips.chip import Chip
-from terrazzo.chips.registry import chip_for
 from terrazzo.compiler.keys import graph_key, load_compiled
 from terrazzo.compiler.levels import WHOLE, graph_level, level_text
 from terrazzo.compiler.lowering import Lowering
@@ -21,7 +19,6 @@ from terrazzo.compiler.rewriting import inlined
 from terrazzo.errors import ArtifactError, CompileError
 from terrazzo.graph.ir import Graph, Value
 from terrazzo.index import Index
-from terrazzo.knobs import knobs
 from terrazzo.runtime import artifact as artifacts
 from terrazzo.runtime.artifact import Artifact, Over, Strides
 from terrazzo.runtime.cache import default_cache
@@ -117,11 +114,6 @@ def _enough_files(name: str) -> Iterator[None]:
             raise
         raise CompileError(f"compiling {name} opens files, and there are too many open files",
                            hint="close some, or raise the limit (ulimit -n)") from error
-
-
-def compiling_elsewhere() -> AbstractContextManager[None]:
-    """Inside, compilers that take much memory stay out of this process, where the chip can."""
-    return chip_for(knobs.now).compiling_elsewhere()
 
 
 def _dumped(options: Options) -> Iterator[str]:

@@ -17,7 +17,7 @@ from terrazzo.graph.fusion import Fused, Group, fuse, readers_first, takes_strid
 from terrazzo.graph.ir import Graph, Value
 from terrazzo.graph.passes import canonicalize
 from terrazzo.graph.rewrite import Applied
-from terrazzo.index import Var, free_vars
+from terrazzo.index import Index, Var, free_vars
 from terrazzo.loop.ir import Function
 from terrazzo.loop.packing import Packing
 from terrazzo.loop.steps import Argument, Call, Recipe
@@ -191,8 +191,7 @@ class Lowering:
             tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
             tuple((v.dtype.name, v.shape) for v in graph.outputs),
             self.plan.arena,
-            tuple({"name": c.name, "origin": c.function.origin, "flops": c.function.flops,
-                   "bytes": c.function.bytes} for c in self.calls),
+            tuple(kernel_row(c, self.chip) for c in self.calls),
             self.chip.name, self.chip.assemble(recipe), self.constants(), self.input_strides,
             self.written_over)
 
@@ -200,6 +199,14 @@ class Lowering:
         """The constants as kernels want them, in the order of their numbers."""
         sources = list(self.fused.constants.values())
         return tuple(Constant(sources[number], packing) for number, packing in self._stored)
+
+
+def kernel_row(call: Call, chip: Chip) -> dict[str, str | Index]:
+    """What an artifact says of a kernel: its work, and why another chip runs it if one does."""
+    f = call.function
+    why = chip.elsewhere(f)
+    return {"name": call.name, "origin": f.origin, "flops": f.flops, "bytes": f.bytes,
+            **({"elsewhere": why} if why else {})}
 
 
 def _copy_call(source: Argument, output: int, inputs: int, value: Value) -> Call:

@@ -24,10 +24,11 @@ class Options:
     rules: RuleTable = field(default_factory=user_rules)
 
     @staticmethod
-    def now(level: str = "") -> Options:
-        """What is in force in this thread, with a level of rewrites of one's own if given."""
-        settings = knobs.now
-        return Options(replace(settings, opt_level=level) if level else settings)
+    def now(level: str = "", chip: str = "") -> Options:
+        """What is in force in this thread, with a level of rewrites or a chip of one's own."""
+        now = knobs.now
+        return Options(replace(now, opt_level=level or now.opt_level, chip=chip or now.chip)
+                       if level or chip else now)
 
     @property
     def level(self) -> str:

@@ -11,6 +11,7 @@ Libraries that import onnxruntime themselves get this module instead once it sta
 
 from terrazzo.chips.registry import load_default
 from terrazzo.ort import capi
+from terrazzo.ort.devices import OrtDevice
 from terrazzo.ort.errors import (
     Fail,
     InvalidArgument,
@@ -48,7 +49,7 @@ from terrazzo.ort.system import (
     set_seed,
 )
 from terrazzo.ort.tools import folders
-from terrazzo.ort.values import IOBinding, OrtDevice, OrtValue
+from terrazzo.ort.values import IOBinding, OrtValue
 
 load_default()
 __path__ += folders()  # its tools, as onnxruntime.quantization

@@ -84,7 +84,7 @@ class SessionOptions(_Options):
     if TYPE_CHECKING:
         _sizes: dict[str, int]
         _given: dict[str, OrtValue]
-        _wanted_providers: list[str]
+        _wanted_providers: list[tuple[str, dict[str, str]]]
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Remember a setting by name; like onnxruntime, without asking what it is."""
@@ -117,7 +117,7 @@ class SessionOptions(_Options):
 
     def add_provider(self, provider_name: str, options: dict[str, str] | None = None) -> None:
         """Ask for a provider, as `InferenceSession(providers=...)` does."""
-        self._wanted_providers.append(provider_name)
+        self._wanted_providers.append((provider_name, options or {}))
 
     def has_providers(self) -> bool:
         """Whether any provider was asked for here."""

@@ -6,26 +6,28 @@ import json
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from terrazzo.errors import ArgumentError, ModelError, TerrazzoError, UnsupportedOperator
+from terrazzo.errors import ModelError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx.registry import find
 from terrazzo.frontends.onnx.session import CompiledModel, Session
+from terrazzo.frontends.onnx.session.block import log
 from terrazzo.frontends.onnx.session.report import REFERENCE as BY_REFERENCE
 from terrazzo.frontends.onnx.session.report import placement
+from terrazzo.ort import devices
 from terrazzo.ort.metadata import ModelMetadata, NodeArg, with_inferred
 from terrazzo.ort.options import LEVELS, RunOptions, SessionOptions
+from terrazzo.ort.providers import REFERENCE, gpu, wanted
 from terrazzo.ort.values import IOBinding, OrtValue
 from terrazzo.runtime.profile import Recording
 
-CPU, REFERENCE = "CPUExecutionProvider", "ReferenceExecutionProvider"
-PROVIDERS = (CPU, REFERENCE)
+NO_WAIT = "disable_synchronize_execution_providers"  # of a run
 COMPILED = ".tzx"  # files of models that are compiled already
 
 
@@ -36,28 +38,45 @@ class InferenceSession:
                  providers: Sequence[Any] | None = None,
                  provider_options: Sequence[Mapping[str, Any]] | None = None, **_: Any):
         self._options = sess_options or SessionOptions()
-        options = self._options
-        self._providers = _provider_names(
-            providers if providers is not None else options._wanted_providers or None)
-        check_provider_options(providers, provider_options)
         is_path = isinstance(path_or_bytes, (str, os.PathLike))
-        self._model_path = os.fspath(path_or_bytes) if is_path else None
+        self._source = os.fspath(path_or_bytes) if is_path else path_or_bytes
+        self._model_path = self._source if is_path else None
         self._model_bytes = None if is_path else path_or_bytes
-        self._session: Session | CompiledModel
         self._started = time.time_ns()
-        if is_path and str(self._model_path).endswith(COMPILED):
-            self._session = CompiledModel.load(path_or_bytes, threads=options.intra_op_num_threads,
+        self._session: Session | CompiledModel
+        if providers is None and self._options._wanted_providers:
+            providers = list(self._options._wanted_providers)
+        self._wanted = wanted(providers, provider_options)
+        self._make()
+
+    def _make(self) -> None:
+        """The session behind this one, for the providers that are wanted."""
+        options, source = self._options, self._source
+        if isinstance(source, str) and source.endswith(COMPILED):
+            self._session = CompiledModel.load(source, threads=options.intra_op_num_threads,
                                                profile=options.enable_profiling)
             return
         self._session = Session(
-            with_initializers(path_or_bytes, options._given) if options._given else path_or_bytes,
-            reference=REFERENCE in self._providers,
+            with_initializers(source, options._given) if options._given else source,
+            reference=REFERENCE in self._wanted.names,
             threads=options.intra_op_num_threads,
             level=LEVELS[int(options.graph_optimization_level)], sizes=options._sizes,
-            profile=options.enable_profiling)
+            profile=options.enable_profiling, chip=self._wanted.chip)
         refuse_what_cannot_run(self._session)
+        tell_of_other_chips(self._session)
         if options.optimized_model_filepath:
             self._session.export(options.optimized_model_filepath)
+
+    @property
+    def _device(self) -> str:
+        """The device whose memory a model that is one executable reads and writes."""
+        session = self._session
+        whole = session if isinstance(session, CompiledModel) else session.whole
+        return devices.CPU if whole is None or whole.executable.chip.name != devices.CUDA else (
+            devices.CUDA)
+
+    def _wait(self) -> None:
+        devices.memory_of(self._device).wait()
 
     # ------------------------------------------------------------ what the model is
     def get_inputs(self) -> list[NodeArg]:
@@ -95,10 +114,10 @@ class InferenceSession:
         return ModelMetadata(session.model.proto)
 
     def get_providers(self) -> list[str]:
-        return list(self._providers)
+        return list(self._wanted.names)
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        return {p: {} for p in self._providers}
+        return self._wanted.answered()
 
     def get_session_options(self) -> SessionOptions:
         return self._options
@@ -109,11 +128,17 @@ class InferenceSession:
         """The outputs, all or those named."""
         if run_options is not None:
             _stop_if_told(run_options)
+        if self._wanted.stream:
+            with gpu().on_stream(self._wanted.stream):
+                return self._run(output_names, input_feed)
+        return self._run(output_names, input_feed)
+
+    def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
         for value in input_feed.values():
             if isinstance(value, OrtValue):
-                input_feed = {n: v.numpy() if isinstance(v, OrtValue) else v
+                input_feed = {n: v._array if isinstance(v, OrtValue) else v
                               for n, v in input_feed.items()}
-                break
+                return [devices.on_host(r) for r in self._session.run(input_feed, output_names)]
         return self._session.run(input_feed, output_names)
 
     def run_with_ort_values(self, output_names: Sequence[str] | None,
@@ -142,15 +167,20 @@ class InferenceSession:
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None
                            ) -> None:
-        """Run on what is bound."""
+        """Run on what is bound, and wait for it unless told not to."""
         _stop_if_told(run_options)
-        iobinding._run()
+        with gpu().on_stream(self._wanted.stream) if self._wanted.stream else nullcontext():
+            iobinding._run(self._device)
+            if run_options is None or run_options._entries.get(NO_WAIT) != "1":
+                self._wait()
 
     # ------------------------------------------------------------ providers
     def set_providers(self, providers: Sequence[Any] | None = None,
                       provider_options: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Accepted: what is compiled for the CPU stays so."""
-        _provider_names(providers)
+        """Compile again, for other providers."""
+        before, self._wanted = self._wanted, wanted(providers, provider_options)
+        if self._wanted != before:
+            self._make()
 
     def enable_fallback(self) -> None:
         """Accepted: there is one provider to fall back to, and it runs everything."""
@@ -189,29 +219,13 @@ def _stop_if_told(options: RunOptions | None) -> None:
         raise TerrazzoError("this run was told to terminate", hint="set terminate to False")
 
 
-def _provider_names(given: Sequence[Any] | None) -> tuple[str, ...]:
-    """Providers by name; of those that are not here a warning tells, and the CPU takes over."""
-    if given is None:
-        return PROVIDERS
-    names = [p if isinstance(p, str) else p[0] for p in given]
-    for name in names:
-        if name not in PROVIDERS:
-            warnings.warn(f"Specified provider {name!r} is not in available provider names. "
-                          f"Available providers: {', '.join(map(repr, PROVIDERS))}", stacklevel=3)
-    known = tuple(dict.fromkeys(n for n in names if n in PROVIDERS))
-    return known if CPU in known else (*known, CPU)
-
-
-def check_provider_options(providers: Sequence[Any] | None,
-                           options: Sequence[Mapping[str, Any]] | None) -> None:
-    """Options come one for each provider, in one place."""
-    if not options:
-        return
-    if len(options) != len(providers or ()):
-        raise ArgumentError(f"{len(options)} provider_options for {len(providers or ())} providers")
-    if any(not isinstance(p, str) for p in providers or ()):
-        raise ArgumentError("options of providers stand beside their names, or in "
-                            "provider_options, not both")
+def tell_of_other_chips(session: Session) -> None:
+    """Say which kernels the chip leaves to the CPU."""
+    left = session.elsewhere
+    if left:
+        told = "; ".join(f"{origin} ({why})" for origin, why in left[:4])
+        log.warning("%d kernels of the model run on the CPU, on copies: %s%s", len(left), told,
+                    "; ..." if len(left) > 4 else "")
 
 
 def refuse_what_cannot_run(session: Session) -> None:

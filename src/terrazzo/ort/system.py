@@ -6,7 +6,7 @@ import logging
 import platform
 from typing import Any
 
-from terrazzo.ort.session import PROVIDERS
+from terrazzo.ort.providers import CPU, CUDA, REFERENCE, available
 from terrazzo.version import __version__ as terrazzo_version
 
 # The interface that this module has is that of this onnxruntime; programs ask before they use it.
@@ -14,13 +14,13 @@ API_VERSION = "1.22.0"
 
 
 def get_available_providers() -> list[str]:
-    """The providers of this installation."""
-    return list(PROVIDERS)
+    """The providers that can run models here."""
+    return list(available())
 
 
 def get_all_providers() -> list[str]:
-    """The same: nothing needs another build."""
-    return list(PROVIDERS)
+    """Those and the ones that find nothing to run on here."""
+    return [CUDA, CPU, REFERENCE]
 
 
 def get_ep_devices() -> list[Any]:
@@ -29,8 +29,8 @@ def get_ep_devices() -> list[Any]:
 
 
 def get_device() -> str:
-    """The device models run on."""
-    return "CPU"
+    """The best device that models can run on here."""
+    return "GPU" if CUDA in available() else "CPU"
 
 
 def set_default_logger_severity(level: int) -> None:

@@ -10,56 +10,33 @@ import numpy as np
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import ArgumentError
 from terrazzo.frontends.onnx.types import code_of, dtype_of, type_text
+from terrazzo.ort import devices
+from terrazzo.ort.devices import CPU, CUDA, device_named
 
 if TYPE_CHECKING:
     from terrazzo.ort.session import InferenceSession
 
 
-class OrtDevice:
-    """Where memory lies: on the CPU."""
-
-    def __init__(self, device_type: Any = "cpu", memory_type: Any = 0, device_id: int = 0,
-                 *more: Any):
-        _require_cpu("cpu" if device_type in (0, "cpu") else device_type)
-        self._id = device_id
-
-    @staticmethod
-    def make(name: str, device_id: int = 0, *more: Any) -> OrtDevice:
-        """The device of a name."""
-        return OrtDevice(name, 0, device_id)
-
-    @staticmethod
-    def cpu() -> int:
-        """The number of the CPU among kinds of devices."""
-        return 0
-
-    @staticmethod
-    def default_memory() -> int:
-        """The number of ordinary memory."""
-        return 0
-
-    def device_type(self) -> int:
-        return 0
-
-    def device_id(self) -> int:
-        return self._id
-
-    def device_mem_type(self) -> int:
-        return 0
+_DLPACK_CPU = 1  # kDLCPU
 
 
 class OrtValue:
-    """A tensor in memory that is handed over without a copy."""
+    """A tensor in memory, of the host's or of a GPU's, that is handed over without a copy."""
 
-    def __init__(self, array: Any):
+    def __init__(self, array: Any, device: str = ""):
         self._array = array
+        self._device = device or (CUDA if getattr(array, "is_cuda", False) else CPU)
 
     @staticmethod
-    def ortvalue_from_numpy(array: np.ndarray, device_type: str = "cpu", device_id: int = 0
+    def ortvalue_from_numpy(array: np.ndarray, device_type: str = CPU, device_id: int = 0
                             ) -> OrtValue:
-        """Share an array's memory."""
-        _require_cpu(device_type)
-        return OrtValue(np.ascontiguousarray(array).reshape(array.shape))
+        """Share an array's memory, or copy it to a GPU."""
+        device = device_named(device_type, device_id)
+        whole = np.ascontiguousarray(array).reshape(array.shape)
+        if device == CPU:
+            return OrtValue(whole)
+        there = devices.on_device(whole, device)
+        return OrtValue(whole.copy() if there is whole else there, device)
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(array: np.ndarray, onnx_type: int) -> OrtValue:
@@ -71,39 +48,43 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_shape_and_type(shape: Sequence[int], element_type: Any,
-                                     device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+                                     device_type: str = CPU, device_id: int = 0) -> OrtValue:
         """Fresh memory."""
-        _require_cpu(device_type)
-        kind = dtype_of(element_type).np if isinstance(element_type, int) else (
-            as_dtype(np.dtype(element_type)).np)
-        return OrtValue(np.empty(tuple(shape), kind))
+        device = device_named(device_type, device_id)
+        return OrtValue(devices.empty(shape, element_type, device), device)
 
     @staticmethod
     def from_dlpack(data: Any, *more: Any) -> OrtValue:
-        """Share the memory of a tensor of another library."""
-        return OrtValue(np.from_dlpack(data))
+        """Share the memory of a tensor of another library, on the CPU or a GPU."""
+        if data.__dlpack_device__()[0] == _DLPACK_CPU:
+            return OrtValue(np.from_dlpack(data))
+        import torch
+
+        return OrtValue(torch.from_dlpack(data))
 
     def numpy(self) -> np.ndarray:
-        """The memory as an array, not copied."""
-        return self._array
+        """The memory as an array, not copied; a copy of what lies on a GPU."""
+        if self._device == CPU:
+            return self._array
+        return np.array(devices.on_host(self._array))
 
     def shape(self) -> list[int]:
         return list(self._array.shape)
 
     def data_type(self) -> str:
-        return type_text(self._array.dtype)
+        return type_text(as_dtype(self._array.dtype).np)
 
     def element_type(self) -> int:
         return code_of(as_dtype(self._array.dtype))
 
     def data_ptr(self) -> int:
-        return self._array.ctypes.data
+        return devices.memory_of(self._device).address(self._array)
 
     def device_name(self) -> str:
-        return "cpu"
+        return self._device
 
     def tensor_size_in_bytes(self) -> int:
-        return self._array.nbytes
+        return int(self._array.nbytes)
 
     def is_tensor_sequence(self) -> bool:
         return isinstance(self._array, list)
@@ -118,22 +99,18 @@ class OrtValue:
         return self._array.__dlpack_device__()
 
     def is_tensor(self) -> bool:
-        return isinstance(self._array, np.ndarray)
+        return isinstance(self._array, np.ndarray) or hasattr(self._array, "data_ptr")
 
     def has_value(self) -> bool:
         return self._array is not None
 
     def update_inplace(self, array: np.ndarray) -> None:
         """Copy new contents into the same memory."""
-        if array.shape != self._array.shape or array.dtype != self._array.dtype:
-            raise ArgumentError(f"an OrtValue of {self._array.dtype}{list(self._array.shape)} "
-                                f"cannot take {array.dtype}{list(array.shape)}")
-        self._array[...] = array
-
-
-def _require_cpu(device: str) -> None:
-    if str(device).lower() != "cpu":
-        raise ArgumentError(f"there is no device {device!r}", hint="use 'cpu'")
+        own = as_dtype(self._array.dtype).np
+        if array.shape != tuple(self._array.shape) or array.dtype != own:
+            raise ArgumentError(f"an OrtValue of {own}{self.shape()} cannot take "
+                                f"{array.dtype}{list(array.shape)}")
+        devices.copy(array, self._array)
 
 
 class IOBinding:
@@ -142,7 +119,7 @@ class IOBinding:
     def __init__(self, session: InferenceSession):
         self._session = session
         self._inputs: dict[str, Any] = {}
-        self._outputs: dict[str, np.ndarray | None] = {}
+        self._outputs: dict[str, tuple[str, Any]] = {}  # where, and in which memory if it is given
         self._results: list[OrtValue] = []
 
     def bind_cpu_input(self, name: str, array: np.ndarray) -> None:
@@ -151,25 +128,25 @@ class IOBinding:
 
     def bind_ortvalue_input(self, name: str, value: OrtValue) -> None:
         """Use a value as an input."""
-        self._inputs[name] = value.numpy()
+        self._inputs[name] = value._array
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any,
                    shape: Sequence[int], buffer_ptr: int) -> None:
         """Use memory at an address as an input."""
-        _require_cpu(device_type)
-        self._inputs[name] = _at(buffer_ptr, element_type, shape)
+        self._inputs[name] = devices.at(buffer_ptr, element_type, shape,
+                                        device_named(device_type, device_id))
 
-    def bind_output(self, name: str, device_type: str = "cpu", device_id: int = 0,
+    def bind_output(self, name: str, device_type: str = CPU, device_id: int = 0,
                     element_type: Any = None, shape: Sequence[int] | None = None,
                     buffer_ptr: int | None = None) -> None:
         """Ask for an output, in memory at an address or in fresh memory."""
-        _require_cpu(device_type)
-        self._outputs[name] = None if buffer_ptr is None else _at(
-            buffer_ptr, element_type, shape or ())
+        device = device_named(device_type, device_id)
+        self._outputs[name] = device, None if buffer_ptr is None else devices.at(
+            buffer_ptr, element_type, shape or (), device)
 
     def bind_ortvalue_output(self, name: str, value: OrtValue) -> None:
         """Write an output into a value's memory."""
-        self._outputs[name] = value.numpy()
+        self._outputs[name] = value.device_name(), value._array
 
     def clear_binding_inputs(self) -> None:
         self._inputs.clear()
@@ -178,10 +155,12 @@ class IOBinding:
         self._outputs.clear()
 
     def synchronize_inputs(self) -> None:
-        """Nothing to wait for on a CPU."""
+        """Wait until what was queued for the inputs is done."""
+        self._session._wait()
 
     def synchronize_outputs(self) -> None:
-        """Nothing to wait for on a CPU."""
+        """Wait until the outputs are there."""
+        self._session._wait()
 
     def get_outputs(self) -> list[OrtValue]:
         """The outputs of the last run."""
@@ -191,20 +170,20 @@ class IOBinding:
         """The outputs of the last run as arrays."""
         return [r.numpy() for r in self._results]
 
-    def _run(self) -> None:
-        names = list(self._outputs)
-        into = {n: a for n, a in self._outputs.items() if a is not None}
-        results = self._session._session.run(self._inputs, names, into=into)
-        self._results = [OrtValue(r) for r in results]
+    def _run(self, device: str) -> None:
+        """Run where a device reads its inputs and leaves its outputs, and move what is elsewhere.
 
-
-def _at(pointer: int, element_type: Any, shape: Sequence[int]) -> np.ndarray:
-    import ctypes
-
-    kind = (dtype_of(element_type) if isinstance(element_type, int) else
-            as_dtype(np.dtype(element_type))).np
-    count = int(np.prod(shape, dtype=np.int64))
-    raw = (ctypes.c_uint8 * (count * kind.itemsize)).from_address(pointer)
-    return np.ctypeslib.as_array(raw).view(kind).reshape(tuple(shape))
-
-
+        Memory that outputs are bound to is written to directly if it is the device's.
+        """
+        holds = devices.memory_of(device).holds
+        feeds = {name: devices.on_device(a, device) for name, a in self._inputs.items()}
+        into = {name: a for name, (_, a) in self._outputs.items() if a is not None and holds(a)}
+        results = self._session._session.run(feeds, list(self._outputs), into=into)
+        self._results = []
+        for result, (where, target) in zip(results, self._outputs.values(), strict=True):
+            if target is None:
+                result = devices.on_device(result, where)
+            elif result is not target:
+                devices.copy(result, target)
+                result = target
+            self._results.append(OrtValue(result, where))

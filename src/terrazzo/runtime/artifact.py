@@ -37,6 +37,7 @@ MAGIC = b"TZX\x05"
 _START = struct.Struct("<4sQQQ32s32s")
 # A larger array that is not at a cache line is used where it is: a copy would cost more memory than
 # it saves time.
+TEXTS = ("name", "origin", "elsewhere")  # of what is said of a kernel; the rest are sizes
 _COPIED_BYTES = 1 << 20
 Strides = tuple[tuple[Index, ...] | None, ...]  # of each input; None is row major
 Over = tuple[int | None, ...]  # of each output: the input that it is written over, if any
@@ -282,7 +283,7 @@ def unpack(data: bytes | mmap.mmap, where: str = "", *, check_constants: bool = 
             tuple((n, t, tuple(index_from(d) for d in s)) for n, t, s in header["inputs"]),
             tuple((t, tuple(index_from(d) for d in s)) for t, s in header["outputs"]),
             index_from(header["arena"]),
-            tuple({k: v if k in ("name", "origin") else index_from(v) for k, v in row.items()}
+            tuple({k: v if k in TEXTS else index_from(v) for k, v in row.items()}
                   for row in header["kernels"]),
             header["chip"], Assembled(code, header["facts"]), tuple(constants),
             tuple(s and tuple(index_from(n) for n in s) for s in header["strides"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -76,6 +77,12 @@ class Cuda(Chip):
             return super().lower(program, constants, revisits)
         return self.host.lower(program, constants, revisits)
 
+    def elsewhere(self, function: Function) -> str:
+        from terrazzo.chips.cuda.plan import MOVES, program_of
+
+        program = program_of(function)
+        return MOVES if program is None else self.form(program).reason
+
     def adapt(self, function: Function) -> Function:
         return self.host.adapt(function)
 
@@ -113,6 +120,13 @@ class Cuda(Chip):
     def roofline(self) -> Roofline:
         # What a copy reaches of the vendor's figure: 4.25 of 4.8 TB/s on an H200.
         return Roofline(0.885 * self.spec.memory_gbps * 1e9, self.spec.peak("f32"))
+
+    def on_stream(self, address: int) -> AbstractContextManager[Any]:
+        if self.simulated:
+            return super().on_stream(address)
+        import torch
+
+        return torch.cuda.stream(torch.cuda.ExternalStream(address))
 
     def seconds(self, run: Callable[[], Any]) -> float:
         if self.simulated:

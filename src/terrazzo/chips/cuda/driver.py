@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,6 +18,8 @@ _MORE_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 def absence() -> str:
     """Why nothing can run on a GPU here; empty where it can."""
+    if "torch" not in sys.modules and not _has_driver():  # torch takes a second to import
+        return f"there is no NVIDIA GPU: its driver ({_LIBRARY}) is not installed"
     try:
         import torch
     except ImportError:
@@ -25,6 +28,15 @@ def absence() -> str:
         built = "" if torch.version.cuda else ", and this torch is built without CUDA"
         return f"torch finds no NVIDIA GPU{built}"
     return ""
+
+
+@cache
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,7 +76,7 @@ class Followed:
         self.machine, self.constants = machine, constants
         self.kernels = [Kernel(k) for k in facts["kernels"]]
         self.hosts = [HostPart(h, made.code) for h in facts["hosts"]]
-        self.steps, self.dims = facts["steps"], facts["dims"]
+        self.steps, self.dims, self.begins = facts["steps"], facts["dims"], facts["begins"]
         self.slot_sizes = [size_of(n) for n in facts["slots"]]
         self.rooms = [size_of(n) for n in facts["rooms"]]
 
@@ -93,10 +94,10 @@ class Followed:
         rooms = [self.machine.room(n(sizes)) for n in self.rooms]
         bases = {"slot": given, "constant": self.constants, "arena": [arena],
                  "room": [address for _, address in rooms]}
-        for i, step in enumerate(self.steps):
+        for i, (first, end) in enumerate(pairwise([*self.begins, len(self.steps)])):
             self.stamp(clock, i)
-            self.step(step, bases, sizes)
-        self.stamp(clock, len(self.steps))
+            self.all_of(self.steps[first:end], bases, sizes)
+        self.stamp(clock, len(self.begins))
         for _, there, here, size in moved:
             self.machine.on_device(here, there, size)
 

@@ -10,6 +10,14 @@ from terrazzo.chips.memory import Block, HostMemory
 from terrazzo.dtypes import as_dtype
 
 
+class _Raw:
+    """Bytes at an address, by the protocol that torch reads memory of other libraries with."""
+
+    def __init__(self, address: int, size: int):
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "strides": None,
+                                         "data": (address, False), "version": 3}
+
+
 class DeviceMemory(HostMemory):
     """Memory of the current GPU."""
 
@@ -32,6 +40,21 @@ class DeviceMemory(HostMemory):
 
     def to_host(self, array: Any) -> Any:
         return array.cpu()
+
+    def at(self, address: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        import torch
+
+        kind = as_dtype(dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        if size == 0:
+            return self.empty(shape, dtype)
+        owner = torch.as_tensor(_Raw(address, size), device=self.device)
+        return owner.view(getattr(torch, kind.name)).view(shape)
+
+    def wait(self) -> None:
+        import torch
+
+        torch.cuda.current_stream().synchronize()
 
     def copy_in(self, array: np.ndarray) -> Block:
         import torch

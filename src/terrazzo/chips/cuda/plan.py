@@ -28,6 +28,7 @@ from terrazzo.loop.ir import Function
 from terrazzo.loop.steps import Argument, Branch, Call, Recipe, Repeat, Step
 from terrazzo.runtime.artifact import index_data
 
+MOVES = "it moves memory"  # why the CPU runs what has loops and no program
 ALIGN = 16  # bytes of the widest load; torch's memory, arenas and constants begin at more
 
 
@@ -47,9 +48,14 @@ class Planner:
     known: dict[Any, int] = field(default_factory=dict)
 
     def plan(self, recipe: Recipe) -> Assembled:
-        steps = self.steps(recipe.steps)
+        steps: list[Any] = []
+        begins = []  # where the steps of the recipe do, each of which may be several kernels
+        for step in recipe.steps:
+            begins.append(len(steps))
+            steps += self.step(step)
         return Assembled(bytes(self.code), {
             "chip": self.spec.name, "features": sorted(self.spec.features), "steps": steps,
+            "begins": begins,
             "slots": [self.slots.get(i, 0) for i in range(recipe.slots)],
             "dims": [d.name for d in recipe.dims], "rooms": self.rooms, "kernels": self.kernels,
             "hosts": self.hosts, "simulated": self.simulated})
@@ -76,11 +82,11 @@ class Planner:
         for place, buffer in zip(call.arguments, function.params, strict=True):
             if place.kind == "slot" and place.offset == 0:
                 self.slots[place.number] = index_data(buffer.size * buffer.dtype.itemsize)
-        program = copy_program(function) if function.origin == "copy" else function.program
+        program = program_of(function)
         if program is not None and all(num_elements(t.shape) == 0 for t in program.outputs):
             return []
-        form = Form(reason="it moves memory") if program is None else self.form(program)
-        if not form.kernels:
+        form = Form(reason=MOVES) if program is None else self.form(program)
+        if program is None or not form.kernels:
             return [["host", self.host_part(function), list(map(_place, call.arguments))]]
         # The last kernel writes what the program does, those before it what later ones read.
         places: dict[Tensor | str, Argument] = dict(zip(
@@ -159,6 +165,11 @@ def _place(place: Argument) -> list[Any]:
     return [place.kind, place.number, index_data(place.offset)]
 
 
+def program_of(function: Function) -> Program | None:
+    """What a kernel computes; None where it has nothing but loops."""
+    return copy_program(function) if function.origin == "copy" else function.program
+
+
 def copy_program(function: Function) -> Program:
     """A kernel that copies, as a program."""
     source, target = function.params
@@ -168,4 +179,4 @@ def copy_program(function: Function) -> Program:
     return Program(function.name, (x,), (y,), (y,))
 
 
-__all__ = ["Planner", "copy_program", "form_of"]
+__all__ = ["Planner", "copy_program", "form_of", "program_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from terrazzo.ort.devices import OrtDevice
 from terrazzo.ort.errors import *  # noqa: F403
 from terrazzo.ort.metadata import ModelMetadata, NodeArg
 from terrazzo.ort.options import (
@@ -22,7 +23,7 @@ from terrazzo.ort.system import (
     set_default_logger_verbosity,
     set_seed,
 )
-from terrazzo.ort.values import IOBinding, OrtDevice, OrtValue
+from terrazzo.ort.values import IOBinding, OrtValue
 
 SessionIOBinding = IOBinding
 

@@ -192,16 +192,18 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def info(model: Annotated[str, typer.Argument(
              metavar="[MODEL]", help="An .onnx file: show what it is and what runs where.")] = "",
          rewrites: Annotated[bool, typer.Option(
-             "--rewrites", help="List the rewrites that changed the graph.")] = False) -> None:
+             "--rewrites", help="List the rewrites that changed the graph.")] = False,
+         chip: Annotated[str, typer.Option(
+             "--chip", help="The chip that a model is looked at for.")] = "") -> None:
     """Show version, chip, settings and cache; or, of a model, its inputs, work and placement."""
     if model:
-        cli_models.info(model, rewrites)
+        cli_models.info(model, rewrites, chip)
         return
     table = Table(show_header=False, box=None)
     table.add_row("terrazzo", terrazzo.__version__)
     table.add_row("python", sys.version.split()[0])
-    for name, chip in Chips().items():
-        table.add_row(f"chip {name}", chip.absence or str(chip.under(knobs.now).spec))
+    for name, found in Chips().items():
+        table.add_row(f"chip {name}", found.absence or str(found.under(knobs.now).spec))
     table.add_row("operators", str(len(OPERATORS)))
     table.add_row("cache", f"{_megabytes(default_cache().size())} in {knobs.cache_dir}")
     console.print(table)

@@ -146,12 +146,12 @@ def compile_model(model: Annotated[str, typer.Argument(metavar="MODEL", help="An
 
 
 # ---------------------------------------------------------------- info
-def info(path: str, rewrites: bool) -> None:
+def info(path: str, rewrites: bool, chip: str = "") -> None:
     """Show what a model is, what it costs, and what runs where and why."""
     from terrazzo.frontends.onnx.session import Session
     from terrazzo.frontends.onnx.session.report import COMPILED, report
 
-    shown = report(Session(path, compile_now=False))
+    shown = report(Session(path, compile_now=False, chip=chip))
     table = Table(show_header=False, box=None)
     table.add_row("model", shown.file)
     table.add_row("opsets", ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in shown.opsets.items()))
@@ -160,7 +160,8 @@ def info(path: str, rewrites: bool) -> None:
     table.add_row("parameters", f"{shown.parameters / 1e6:.1f} M, "
                                 f"{shown.parameter_bytes / 2**20:.1f} MiB")
     table.add_row("operators", ", ".join(f"{n} {c}" for n, c in shown.operators.most_common()))
-    table.add_row("kernels", str(shown.kernels))
+    table.add_row("kernels", f"{shown.kernels} on {shown.chip}" + (
+        f", {len(shown.elsewhere)} of them run by the CPU on copies" if shown.elsewhere else ""))
     table.add_row("work", f"{_scaled(shown.flops, 1e9)} GFLOP a run")
     table.add_row("arena", f"{_scaled(shown.arena, 2**20)} MiB between kernels")
     console.print(table)
@@ -173,6 +174,11 @@ def info(path: str, rewrites: bool) -> None:
         for placed in others:
             rest.add_row(escape(placed.node), placed.where, escape(placed.why))
         console.print(rest)
+    if shown.elsewhere:
+        left = Table("kernel", f"not on {shown.chip} because")
+        for origin, why in shown.elsewhere:
+            left.add_row(escape(origin), escape(why))
+        console.print(left)
     if rewrites:
         fired = Table("rewrite", "times", "first at")
         first = {r.rule: r for r in reversed(shown.rewrites)}

@@ -47,6 +47,8 @@ class ModelReport:
     arena: Index
     placement: Sequence[Placed]
     rewrites: Sequence[Applied]
+    chip: str
+    elsewhere: Sequence[tuple[str, str]]  # kernels that the chip leaves to another one, and why
 
 
 def placement(session: Session) -> list[Placed]:
@@ -82,6 +84,7 @@ def report(session: Session) -> ModelReport:
     flops: Index = 0
     arena: Index = 0
     rewrites: list[Applied] = []
+    elsewhere: list[tuple[str, str]] = []
     if session.imported is not None and session.imported.outputs:
         lowering = Lowering(session.imported.graph, session.options.chip,
                             options=session.options)
@@ -89,9 +92,12 @@ def report(session: Session) -> ModelReport:
         kernels, arena = len(lowering.calls), lowering.plan.arena
         for call in lowering.calls:
             flops = flops + call.function.flops
+            why = session.options.chip.elsewhere(call.function)
+            if why:
+                elsewhere.append((call.function.origin, why))
     return ModelReport(
         model.where, dict(model.opsets), session.inputs, session.outputs,
         Counter(n.op_type for n in model.graph.node),
         sum(w.size for w in model.weights.values()),
         sum(w.nbytes for w in model.weights.values()), kernels, flops, arena,
-        placement(session), rewrites)
+        placement(session), rewrites, session.options.chip.name, elsewhere)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.compiler.driver import compile_graph, compiling_elsewhere
+from terrazzo.compiler.driver import compile_graph
 from terrazzo.compiler.keys import load_compiled, model_key
 from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.options import Options
@@ -31,6 +31,7 @@ from terrazzo.index import IndexExpr
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.content import is_ours
 from terrazzo.runtime.executable import Executable
+from terrazzo.runtime.hosted import to_numpy
 from terrazzo.runtime.profile import Profile
 
 assert convert  # importing it registers the converters
@@ -42,14 +43,15 @@ class Session:
 
     def __init__(self, source: Any, *, reference: bool = True, compile_now: bool = True,
                  threads: int = 0, level: str = "", sizes: Mapping[str, int] | None = None,
-                 profile: bool = False):
+                 profile: bool = False, chip: str = ""):
         """Load a model and, unless told otherwise, compile it at once where its types allow.
 
         `reference` says whether onnx's reference may run what nothing else can; `threads` and
-        `level` (of rewrites) are the knobs' where not given; `sizes` fixes symbolic dimensions.
+        `level` (of rewrites) and `chip` are the knobs' where not given; `sizes` fixes symbolic
+        dimensions.
         """
         self.model: Model = load_model(source)
-        self.threads, self.options = threads, Options.now(level)
+        self.threads, self.options = threads, Options.now(level, chip)
         self.sizes = dict(sizes or {})
         self.profiles: list[Profile] | None = [] if profile else None
         graph = self.model.graph
@@ -70,6 +72,13 @@ class Session:
     def inputs(self) -> tuple[Port, ...]:
         """What `run` takes."""
         return self.ports.inputs
+
+    @property
+    def elsewhere(self) -> list[tuple[str, str]]:
+        """Kernels of the model that its chip leaves to another one, and why, as far as known."""
+        return [] if self.whole is None else [
+            (row["origin"], row["elsewhere"]) for row in self.whole.executable.artifact.kernels
+            if "elsewhere" in row]
 
     @property
     def overridable(self) -> tuple[Port, ...]:
@@ -126,7 +135,7 @@ class Session:
         known = None if self.options.settings.dump else load_compiled(key, self.options)
         if known is not None:
             return known
-        with compiling_elsewhere():
+        with self.options.chip.compiling_elsewhere():
             imported = self.imported
             if imported is None or imported.put_off or set(imported.outputs) != {
                     o.name for o in self.outputs}:
@@ -181,6 +190,10 @@ class Session:
             if key is not None:
                 self._remember(key, whole.entry(values, names, inputs))
             return results
+        memory = self.options.chip.memory
+        away = [n for n, a in values.items() if hasattr(a, "data_ptr") and not a.is_cpu]
+        if away:  # what lies between parts that are compiled is the host's
+            values.update({n: to_numpy(memory.to_host(values[n])) for n in away})
         trail: list[Visit] = []
         found = self.block.run(values, names, own=True, trail=trail)
         if key is not None and self.profiles is None and all(
