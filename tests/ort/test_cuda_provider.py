@@ -224,6 +224,86 @@ def test_dlpack_and_tensors(gpu: str) -> None:
     np.testing.assert_allclose(back.cpu().numpy(), want, rtol=1e-4)
 
 
+# ---------------------------------------------------------------- CUDA graphs
+GRAPHS = [("CUDAExecutionProvider", {"enable_cuda_graph": "1"}), "CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize("name", ["bert", "resnet", "gpt2"])
+def test_graphs_answer_as_launches_do(gpu: str, name: str) -> None:
+    model = MODELS[name]().SerializeToString()
+    session = ort.InferenceSession(model, providers=GRAPHS)
+    assert session.get_provider_options()["CUDAExecutionProvider"]["enable_cuda_graph"] == "1"
+    feeds = feeds_of(session)
+    kept: list[Any] = []
+    for turn in range(4):
+        now = {n: a if a.dtype.kind == "i" else a + turn for n, a in feeds.items()}
+        got = session.run(None, now)
+        for a, b in zip(got, on_cpu(model, now), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        kept.append((got, [a.copy() for a in got]))
+    for got, before in kept:  # outputs are the caller's own
+        for a, b in zip(got, before, strict=True):
+            np.testing.assert_array_equal(a, b)
+    recorded = session._session.whole.runner
+    (sizes,) = recorded._kept.values()
+    assert len(sizes.recordings) == 1, "one for all runs"
+
+
+def test_graphs_use_bound_memory_in_place(gpu: str) -> None:
+    model = one("Softmax", (3, 64))
+    session = ort.InferenceSession(model, providers=GRAPHS)
+    x, y = (ort.OrtValue.ortvalue_from_shape_and_type(s, np.float32, "cuda")
+            for s in ((3, 64), (3, 8)))
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", x)
+    binding.bind_ortvalue_output("y", y)
+    for turn in range(5):
+        x.update_inplace(X + turn)
+        session.run_with_iobinding(binding)
+        np.testing.assert_allclose(y.numpy(), on_cpu(model, {"x": X + turn})[0], rtol=1e-4)
+    (kept,) = session._session.whole.runner._kept.values()
+    assert (x.data_ptr(), y.data_ptr()) in kept.recordings and len(kept.recordings) == 2
+
+
+def test_graphs_for_sizes_that_vary(gpu: str) -> None:
+    model = one("Softmax")
+    session = ort.InferenceSession(model, providers=GRAPHS)
+    for rows in (3, 16, 3, 16, 5):
+        feeds = {"x": np.random.default_rng(rows).standard_normal((rows, 64), np.float32)}
+        for _ in range(2):
+            np.testing.assert_allclose(session.run(None, feeds)[0], on_cpu(model, feeds)[0],
+                                       rtol=1e-4)
+    assert len(session._session.whole.runner._kept) == 3
+
+
+def test_what_cannot_be_recorded_is_launched(gpu: str) -> None:
+    """A part that the CPU runs, and a tensor over its own input."""
+    model = one("TopK", (3, 64), outputs=2)
+    session = ort.InferenceSession(model, providers=GRAPHS)
+    for _ in range(3):
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], on_cpu(model, {"x": X})[0],
+                                   rtol=1e-5)
+
+
+def test_results_over_inputs_are_not_recorded_in_place(gpu: str) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("Exp", ["t"], ["y"])],
+        "over", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (16, 16))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)],
+                              ir_version=9).SerializeToString()
+    session = ort.InferenceSession(model, providers=GRAPHS)
+    value = ort.OrtValue.ortvalue_from_shape_and_type((16, 16), np.float32, "cuda")
+    square = np.random.default_rng(3).standard_normal((16, 16), np.float32)
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", value)
+    binding.bind_ortvalue_output("y", value)
+    for _ in range(4):
+        value.update_inplace(square)
+        session.run_with_iobinding(binding)
+        np.testing.assert_allclose(value.numpy(), np.exp(square.T), rtol=1e-5)
+
+
 # ---------------------------------------------------------------- providers and their options
 def test_what_a_session_says_of_its_providers(gpu: str) -> None:
     assert ort.get_available_providers()[0] == "CUDAExecutionProvider"

@@ -190,7 +190,19 @@ class Chip(ABC):
         raise ArgumentError(f"the chip {self.name!r} takes no kernels in {language!r}", hint=(
             f"it takes {', '.join(self.languages)}" if self.languages else "it takes none"))
 
+    def native(self, text: str, name: str) -> Callable[..., Any]:
+        """A function of Python's out of LLVM's text, where this chip is the one Python runs on.
+
+        Its entry is a C function of CPython's METH_FASTCALL convention; other names of the text
+        are its own, or those of this process.
+        """
+        raise DeviceError(f"the chip {self.name!r} runs no code beside Python's")
+
     # ------------------------------------------------------------ running
+    def recorded(self, executable: Any) -> Any:
+        """What runs an executable (`run`) by repeating what was recorded; itself by default."""
+        return executable
+
     def on_stream(self, address: int) -> AbstractContextManager[Any]:
         """Inside, what runs on this chip is queued in a stream of the caller's own."""
         return nullcontext()

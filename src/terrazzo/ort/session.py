@@ -61,7 +61,7 @@ class InferenceSession:
             reference=REFERENCE in self._wanted.names,
             threads=options.intra_op_num_threads,
             level=LEVELS[int(options.graph_optimization_level)], sizes=options._sizes,
-            profile=options.enable_profiling, chip=self._wanted.chip)
+            profile=options.enable_profiling, chip=self._wanted.chip, records=self._wanted.records)
         refuse_what_cannot_run(self._session)
         tell_of_other_chips(self._session)
         if options.optimized_model_filepath:

@@ -76,10 +76,7 @@ class Executable:
         `threads` is the knob's where it is 0; `into` may hold arrays to write outputs to, which
         may lie where an input does; `profiles` takes the times of all kernels.
         """
-        if len(arrays) != len(self.input_types):
-            raise ArgumentError(f"{self.name} takes {len(self.input_types)} inputs, got "
-                                f"{len(arrays)}")
-        inputs = [self._checked(a, i) for i, a in enumerate(arrays)]
+        inputs = self.checked(arrays)
         if any(target is not None for target in into):
             from terrazzo.runtime.targets import Way, addresses_of
 
@@ -144,6 +141,13 @@ class Executable:
                 raise ShapeError(f"{self.name} is for sizes with {guard}, not for "
                                  f"{', '.join(f'{d} = {v}' for d, v in table.items())}")
         return sizes
+
+    def checked(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays of the compiled types and layouts, or an error."""
+        if len(arrays) != len(self.input_types):
+            raise ArgumentError(f"{self.name} takes {len(self.input_types)} inputs, got "
+                                f"{len(arrays)}")
+        return [self._checked(a, i) for i, a in enumerate(arrays)]
 
     def _checked(self, array: Any, i: int) -> Any:
         name, dtype, shape = self.input_types[i]

@@ -108,6 +108,11 @@ class Cpu(Chip):
 
         return cplusplus.build(source, name, self.spec)
 
+    def native(self, text: str, name: str) -> Callable[..., Any]:
+        from terrazzo.chips.cpu import trampoline
+
+        return trampoline.native(text, name)
+
     def roofline(self) -> Roofline:
         from terrazzo.chips.cpu.peaks import measured
 

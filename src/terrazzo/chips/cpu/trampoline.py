@@ -33,33 +33,44 @@ def python_function(address: int, objects: int, integers: int) -> Callable[..., 
     them, and returns nothing; the last integer comes back. Whatever has `__index__` is an integer;
     for anything else the call raises TypeError, and the code does not run.
     """
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    make.restype = ctypes.py_object
-    function: Callable[..., Any] = make(
-        ctypes.addressof(_trampoline(objects, integers).method), address, None)
-    return function
+    return _trampoline(objects, integers).function(address)
 
 
-class _Trampoline:
-    """A loaded trampoline: its code and its description must outlive every function made of it."""
+def native(text: str, name: str) -> Callable[..., Any]:
+    """A function whose code is a text of LLVM's, entered as METH_FASTCALL's are."""
+    return _native(text, name).function(None)
 
-    def __init__(self, objects: int, integers: int):
-        text = trampoline_ir(objects, integers)
+
+class _Method:
+    """Loaded code of a method: it and its description must outlive every function made of it."""
+
+    def __init__(self, text: str, name: str):
         chip = host()
         store, key = default_cache(), make_key("trampoline", text, chip=chip)
         code = store.get(key)
         if code is None:
             code = jit.compile_object(text, chip)
             store.put(key, code)
-        self.library = jit.load_object(code, exports=("tz_trampoline",))
-        self.method = _MethodDef(b"native", self.library.address("tz_trampoline"),
-                                 _METH_FASTCALL, None)
+        self.library = jit.load_object(code, exports=(name,))
+        self.method = _MethodDef(b"native", self.library.address(name), _METH_FASTCALL, None)
+
+    def function(self, own: Any) -> Callable[..., Any]:
+        """What Python calls; the code gets `own` as its first argument."""
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+        make.restype = ctypes.py_object
+        function: Callable[..., Any] = make(ctypes.addressof(self.method), own, None)
+        return function
 
 
 @cache
-def _trampoline(objects: int, integers: int) -> _Trampoline:
-    return _Trampoline(objects, integers)
+def _trampoline(objects: int, integers: int) -> _Method:
+    return _Method(trampoline_ir(objects, integers), "tz_trampoline")
+
+
+@cache
+def _native(text: str, name: str) -> _Method:
+    return _Method(text, name)
 
 
 def trampoline_ir(objects: int, integers: int) -> str:

@@ -92,12 +92,13 @@ class Cuda(Chip):
         return Planner(self.spec, self.host, self.simulated, self.form).plan(recipe)
 
     def load(self, name: str, made: Assembled, constants: Sequence[int]) -> Code:
+        from terrazzo.chips.cuda.launch import Launched
+
         if self.simulated or made.facts["simulated"]:
-            from terrazzo.chips.cuda.follow import Followed
             from terrazzo.chips.cuda.simulate import Simulator
 
-            return Followed(made, constants, Simulator(made))
-        from terrazzo.chips.cuda.launch import Device, Launched, check_made_for
+            return Launched(made, constants, Simulator(made))
+        from terrazzo.chips.cuda.launch import Device, check_made_for
 
         check_made_for(name, made.facts, self.spec.features, self.spec.name)
         return Launched(made, constants, Device(made))
@@ -120,6 +121,11 @@ class Cuda(Chip):
     def roofline(self) -> Roofline:
         # What a copy reaches of the vendor's figure: 4.25 of 4.8 TB/s on an H200.
         return Roofline(0.885 * self.spec.memory_gbps * 1e9, self.spec.peak("f32"))
+
+    def recorded(self, executable: Any) -> Any:
+        from terrazzo.chips.cuda.graphs import recorded
+
+        return recorded(executable)
 
     def on_stream(self, address: int) -> AbstractContextManager[Any]:
         if self.simulated:

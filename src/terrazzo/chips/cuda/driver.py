@@ -12,6 +12,7 @@ from terrazzo.errors import DeviceError, MissingDependency, OutOfMemory
 
 _LIBRARY = "libcuda.so.1"
 _NO_CONTEXT, _NO_MEMORY, _NO_CODE = 201, 2, (209, 218)
+_OF_THIS_THREAD = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do as they like
 _SHARED_BY_DEFAULT = 48 << 10  # bytes; a kernel that wants more has to say so
 _MORE_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -41,23 +42,18 @@ def _has_driver() -> bool:
 
 @cache
 def library() -> Any:
-    """The driver. Launches keep Python's lock: they take 2 us, and their arguments one buffer."""
+    """The driver."""
     try:
-        return ctypes.PyDLL(_LIBRARY)
+        return ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise MissingDependency(f"the driver of NVIDIA GPUs cannot be loaded: {error}",
                                 hint="install the driver, or run with TZ_CUDA_SIMULATE=1") from None
 
 
 @cache
-def launcher() -> Callable[..., int]:
-    """cuLaunchKernel: function, grid, block, shared memory, stream, nothing, packed arguments."""
-    launch: Any = library().cuLaunchKernel
-    launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p,
-                       ctypes.c_void_p]
-    launch.restype = ctypes.c_int
-    found: Callable[..., int] = launch
-    return found
+def launcher() -> int:
+    """Where cuLaunchKernel is: native code calls it."""
+    return ctypes.cast(library().cuLaunchKernel, ctypes.c_void_p).value or 0
 
 
 def current_stream() -> Callable[[int], int]:
@@ -118,6 +114,33 @@ class Module:
     def __del__(self) -> None:
         if self.handle.value is not None and library is not None:
             library().cuModuleUnload(self.handle)
+
+
+class Graph:
+    """Launches that were recorded on a stream instead of run, to be repeated at once."""
+
+    def __init__(self, stream: int, launch: Callable[[], int]):
+        found, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
+        check(library().cuStreamBeginCapture_v2(ctypes.c_void_p(stream), _OF_THIS_THREAD),
+              "to begin recording launches")
+        status = launch()
+        ended = library().cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(found))
+        check(status or ended, "to record launches")
+        try:
+            check(library().cuGraphInstantiateWithFlags(
+                ctypes.byref(self.handle), found, ctypes.c_ulonglong(0)),
+                "to make a graph of launches")
+        finally:
+            library().cuGraphDestroy(found)
+
+    def play(self, stream: int) -> None:
+        """Queue all of them in a stream."""
+        check(library().cuGraphLaunch(self.handle, ctypes.c_void_p(stream)),
+              "to repeat a graph of launches")
+
+    def __del__(self) -> None:
+        if self.handle.value is not None and library is not None:
+            library().cuGraphExecDestroy(self.handle)
 
 
 def to_host(target: int, source: int, size: int, stream: int) -> None:

@@ -1,48 +1,49 @@
-"""Launches kernels on a GPU through its driver, with arguments that are packed once.
+"""Launches kernels on a GPU through its driver: all of a plan that only launches in one call.
 
-A plan that only launches is written out as one Python function: of each kernel it packs the
-addresses, and calls the driver.
+For each combination of sizes a table is made of the kernels with their grids and of where their
+arguments lie (`native.py`); a run hands native code the table and the addresses of the call.
 """
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from terrazzo.chips.chip import Assembled
-from terrazzo.chips.cuda import driver
-from terrazzo.chips.cuda.follow import Followed
-from terrazzo.chips.cuda.plan import ALIGN
+from terrazzo.chips.cuda import driver, native
+from terrazzo.chips.cuda.follow import Followed, Machine, Sizes, size_of
+from terrazzo.chips.cuda.native import Loaded, line
 from terrazzo.errors import DeviceError
-from terrazzo.index import compile_python
-from terrazzo.runtime.artifact import index_from
 
-_POINTER, _SIZE, _END = 1, 2, 0  # of the list that says where packed arguments are
-
-_MOST_KNOWN = 4096  # sizes whose version of a kernel is remembered
+_MOST_KNOWN = 4096  # combinations of sizes whose tables are remembered
+_ROOM_ALIGN = 256  # bytes; descriptors and kernels want less
 
 
-class Packed:
-    """One version of a kernel with a buffer for its arguments."""
+class Recording(Protocol):
+    """Launches that are ready to be repeated."""
 
-    def __init__(self, facts: Mapping[str, Any], version: Mapping[str, Any], code: bytes):
-        start, length = version["code"]
-        self.module = driver.Module(code[start:start + length])
-        self.handle = self.module.function(version["symbol"], version["shared"])
-        sizes = ("q" if version["wide"] else "i") * len(facts["dims"])
-        # Triton's own pointers are last: memory for descriptors where there are any, and some that
-        # stay zero because nothing packs them.
-        form = "Q" * len(facts["types"]) + sizes
-        self.scratch: int = version["scratch"]
-        self.pack = struct.Struct(form + "Q" * bool(self.scratch)).pack_into
-        self.buffer = ctypes.create_string_buffer(struct.calcsize(form + "Q" * version["extra"]))
-        self.size = ctypes.c_size_t(len(self.buffer))
-        self.extra = (ctypes.c_void_p * 5)(_POINTER, ctypes.addressof(self.buffer), _SIZE,
-                                           ctypes.addressof(self.size), _END)
-        self.extra_address = ctypes.addressof(self.extra)
-        self.threads, self.shared = 32 * version["warps"], version["shared"]
+    def play(self, stream: int) -> None: ...
+
+
+class Launcher(Machine, Protocol):
+    """A machine whose kernels native code launches."""
+
+    number: int
+    launcher: int  # the address of what takes cuLaunchKernel's arguments
+    loaded: Sequence[Sequence[Loaded]]  # the versions of each kernel
+
+    @property
+    def stream(self) -> Callable[[int], int]: ...  # of a device by its number
+
+    def require(self, status: int) -> None:
+        """Raise where a launch did not go well."""
+
+    def record(self, launch: Callable[[int], int]) -> Recording:
+        """What is launched on a stream, ready to be repeated."""
+
+    def after(self, stream: int) -> None:
+        """Let the current stream go on after what another one was given."""
 
 
 class Device:
@@ -53,22 +54,42 @@ class Device:
 
         self.number: int = torch.cuda.current_device()
         self.stream = driver.current_stream()
-        self.launches = driver.launcher()
-        self.kernels = [[Packed(k, v, made.code) for v in k["versions"]]
-                        for k in made.facts["kernels"]]
+        self.launcher = driver.launcher()
+        self.modules: list[driver.Module] = []
+        self.loaded: Sequence[Sequence[Loaded]] = [
+            [self.load(v, made.code) for v in k["versions"]] for k in made.facts["kernels"]]
+
+    def load(self, version: Mapping[str, Any], code: bytes) -> Loaded:
+        start, length = version["code"]
+        self.modules.append(driver.Module(code[start:start + length]))
+        return Loaded(self.modules[-1].function(version["symbol"], version["shared"]),
+                      32 * version["warps"], version["shared"], version["scratch"],
+                      version["extra"])
 
     def launch(self, kernel: int, version: int, grid: int, pointers: Sequence[int],
                sizes: Sequence[int]) -> None:
-        found = self.kernels[kernel][version]
-        owner, scratch = self.room(grid * found.scratch) if found.scratch else (None, 0)
-        last = (scratch,) if owner is not None else ()
+        found = self.loaded[kernel][version]
+        _owner, scratch = self.room(grid * found.scratch) if found.scratch else (None, 0)
+        given = [(0, n) for n in (*pointers, *sizes)]
+        table = native.Table(self.launcher, 0, [line(found, grid, given, (0, scratch))])
+        driver.check(driver.with_context(
+            lambda: native.launch()(table.address, self.stream(self.number))),
+            "to launch a kernel")
 
-        def run() -> int:
-            found.pack(found.buffer, 0, *pointers, *sizes, *last)
-            return self.launches(found.handle, grid, 1, 1, found.threads, 1, 1, found.shared,
-                                 self.stream(self.number), None, found.extra_address)
+    def require(self, status: int) -> None:
+        driver.check(status, "to launch a kernel")
 
-        driver.check(driver.with_context(run), "to launch a kernel")
+    def record(self, launch: Callable[[int], int]) -> driver.Graph:
+        import torch
+
+        # Nothing can be recorded on the stream that is there without asking.
+        aside = torch.cuda.Stream(self.number)
+        return driver.Graph(aside.cuda_stream, lambda: launch(aside.cuda_stream))
+
+    def after(self, stream: int) -> None:
+        import torch
+
+        torch.cuda.current_stream().wait_stream(torch.cuda.ExternalStream(stream))
 
     def room(self, size: int) -> tuple[Any, int]:
         import torch
@@ -89,108 +110,112 @@ class Device:
         driver.wait(self.stream(self.number))
 
 
-class Launched(Followed):
-    """Code of one executable on a GPU."""
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All launches of a plan for some sizes, and how much room one call of them needs."""
 
-    def __init__(self, made: Assembled, constants: Sequence[int], device: Device):
+    table: native.Table
+    room: int
+
+
+class Launched(Followed):
+    """Code of one executable on a GPU, or on what stands in for one."""
+
+    def __init__(self, made: Assembled, constants: Sequence[int], device: Launcher):
         super().__init__(made, constants, device)
         self.device = device
-        steps = made.facts["steps"]
-        if all(step[0] == "launch" for step in steps):
-            self.call_pointers = self.written_out(made, device)
+        if all(step[0] == "launch" for step in self.steps):
+            self.call_pointers = self.written_out()
 
-    def written_out(self, made: Assembled, device: Device) -> Callable[..., Any]:
-        """A function of addresses, sizes, arena and threads that does nothing but launch."""
-        facts = made.facts
-        slots = [f"s{i}" for i in range(len(facts["slots"]))]
-        names = {name: f"d{i}" for i, name in enumerate(facts["dims"])}
-        parameters = ", ".join([*slots, *names.values(), "arena", "threads"])
-        scope: dict[str, Any] = {"launch": device.launches, "stream_of": device.stream,
-                                 "room": device.room, "careful": self.careful, "min": min,
-                                 "max": max}
+    def written_out(self) -> Callable[..., Any]:
+        """A function of addresses, sizes, arena and threads that does nothing but launch.
+
+        It is written for the number of its arguments: to take a list of them apart takes longer.
+        """
+        slots = [f"s{i}" for i in range(len(self.slot_sizes))]
+        sizes = [f"d{i}" for i in range(len(self.dims))]
+        parameters = ", ".join([*slots, *sizes, "arena", "threads"])
+        scope: dict[str, Any] = {"launch": native.launch(), "stream_of": self.device.stream,
+                                 "room_of": self.device.room, "careful": self.careful}
         lines = [f"def run({parameters}):"]
-        if slots:
-            lines += [f"    if ({' | '.join(slots)}) & {ALIGN - 1}:",
-                      f"        return careful({parameters})"]
-        lines += [f"    stream = stream_of({device.number})", "    status = 0"]
-        for i, size in enumerate(facts["rooms"]):
-            lines.append(f"    owner{i}, r{i} = room({_text(size, names)})")
-        for i, (_, number, places) in enumerate(facts["steps"]):
-            lines += self.launch_lines(i, number, places, facts, names, scope)
-        lines += ["    if status:", f"        return careful({parameters})"]
+        if sizes:
+            key = f"({', '.join(sizes)},)"
+            scope |= {"known": {}, "prepared": self.remembered}
+            lines += [f"    table, size, kept = known.get({key}) or prepared(known, {key})"]
+        else:
+            made = self.prepared(())
+            scope |= {"kept": made, "size": made.room}
+            lines += [f"    table = {made.table.address}"]
+        if sizes or made.room:
+            lines += ["    owner, room = room_of(size) if size else (None, 0)"]
+        else:
+            lines += ["    room = 0"]
+        bases = ", ".join([*slots, "arena", "room"])
+        lines += [f"    if launch(table, {bases}, stream_of({self.device.number})):",
+                  f"        careful({parameters})"]
         exec("\n".join(lines), scope)
         run: Callable[..., Any] = scope["run"]
         return run
 
-    def launch_lines(self, i: int, number: int, places: Sequence[Any], facts: Mapping[str, Any],
-                     names: Mapping[str, str], scope: dict[str, Any]) -> list[str]:
-        kernel, versions = facts["kernels"][number], self.device.kernels[number]
-        given = ", ".join([*(self.place_text(p, names) for p in places),
-                           *(_text(d, names) for d in kernel["dims"])])
-        if len(versions) == 1:
-            return self.one_version(i, kernel, versions[0], given, names, scope)
-        scope |= {f"found{i}": self.chooser(number), f"known{i}": {}}
-        sizes = ", ".join(f"{n!r}: {d}" for n, d in names.items())
-        dims = ", ".join(_text(d, names) for d in kernel["dims"])
-        lines = [f"    found = known{i}.get(({', '.join(names.values())},))",
-                 "    if found is None:",
-                 f"        found = found{i}({{{sizes}}}, ({dims},))",
-                 f"        if len(known{i}) < {_MOST_KNOWN}:",
-                 f"            known{i}[{', '.join(names.values())},] = found",
-                 "    v, grid = found",
-                 "    if grid > 0:"]
-        if any(v.scratch for v in versions):
-            lines += ["        if v.scratch:",
-                      f"            owner{i}s, scratch = room(grid * v.scratch)",
-                      f"            v.pack(v.buffer, 0, {given}, scratch)",
-                      "        else:",
-                      f"            v.pack(v.buffer, 0, {given})"]
-        else:
-            lines.append(f"        v.pack(v.buffer, 0, {given})")
-        return [*lines, "        status |= launch(v.handle, grid, 1, 1, v.threads, 1, 1, v.shared, "
-                "stream, None, v.extra_address)"]
+    def remembered(self, known: dict[tuple[int, ...], tuple[Any, ...]], sizes: tuple[int, ...]
+                   ) -> tuple[Any, ...]:
+        """The table for sizes that are new: where it is, the room that it needs, and itself."""
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        made = self.prepared(sizes)
+        known[sizes] = made.table.address, made.room, made
+        return known[sizes]
 
-    def chooser(self, number: int) -> Callable[..., tuple[Packed, int]]:
-        """What finds the version for some sizes, and how many programs it has."""
-        kernel, versions = self.kernels[number], self.device.kernels[number]
-
-        def found(sizes: Mapping[str, int], dims: Sequence[int]) -> tuple[Packed, int]:
-            chosen = kernel.choice(sizes, dims)
-            return versions[chosen], kernel.programs[chosen](sizes)
-
-        return found
-
-    def one_version(self, i: int, kernel: Mapping[str, Any], chosen: Packed, given: str,
-                    names: Mapping[str, str], scope: dict[str, Any]) -> list[str]:
-        scope |= {f"pack{i}": chosen.pack, f"buffer{i}": chosen.buffer}
-        grid, indent, lines = _text(kernel["versions"][0]["programs"], names), "    ", []
-        if not grid.isdigit():
-            lines += [f"    grid = {grid}", "    if grid > 0:"]
-            indent, grid = "        ", "grid"
-        elif grid == "0":
-            return []
-        if chosen.scratch:
-            lines.append(f"{indent}owner{i}s, scratch = room({grid} * {chosen.scratch})")
-            given += ", scratch"
-        return [*lines, f"{indent}pack{i}(buffer{i}, 0, {given})",
-                f"{indent}status |= launch({chosen.handle}, {grid}, 1, 1, {chosen.threads}, 1, 1, "
-                f"{chosen.shared}, stream, None, {chosen.extra_address})"]
-
-    def place_text(self, place: Sequence[Any], names: Mapping[str, str]) -> str:
-        kind, number, offset = place
-        base = {"slot": f"s{number}", "arena": "arena", "room": f"r{number}",
-                "constant": str(self.constants[number]) if kind == "constant" else ""}[kind]
-        return base if offset == 0 else f"{base} + {_text(offset, names)}"
+    def prepared(self, values: Sequence[int]) -> Prepared:
+        """All launches for some sizes."""
+        sizes = dict(zip(self.dims, values, strict=True))
+        slots = len(self.slot_sizes)
+        first = {"slot": 1, "arena": slots + 1, "room": slots + 2}
+        begins, room = [], 0
+        for size in self.rooms:
+            begins.append(room)
+            room += _rounded(size(sizes))
+        lines = []
+        for _, number, places in self.steps:
+            kernel = self.kernels[number]
+            dims = [d(sizes) for d in kernel.dims]
+            version = kernel.choice(sizes, dims)
+            grid = kernel.programs[version](sizes)
+            if grid <= 0:
+                continue
+            given = [_based(p, first, begins, self.constants, sizes) for p in places]
+            given += [(0, n) for n in dims]
+            found = self.device.loaded[number][version]
+            lines.append(line(found, grid, given, (first["room"], room)))
+            room += _rounded(grid * found.scratch)
+        return Prepared(native.Table(self.device.launcher, slots, lines), room)
 
     def careful(self, *given: int) -> None:
         """The same step by step: addresses that kernels cannot load from, and what fails."""
         *slots, arena, threads = given
-        self.run(slots, arena, threads)
+        super().run(slots, arena, threads)
+
+    def run(self, slots: Sequence[int], arena: int, threads: int, clock: int = 0) -> None:
+        if self.call_pointers is None or clock:
+            super().run(slots, arena, threads, clock)
+        else:
+            self.call_pointers(*slots, arena, threads)
 
 
-def _text(data: Any, names: Mapping[str, str]) -> str:
-    text = compile_python(index_from(data), names)
-    return text if text.isdigit() else f"({text})"
+def _based(place: Sequence[Any], first: Mapping[str, int], rooms: Sequence[int],
+           constants: Sequence[int], sizes: Sizes) -> tuple[int, int]:
+    """A place as a base, and what is added to it; all rooms are one base."""
+    kind, number, offset = place
+    added = size_of(offset)(sizes)
+    if kind == "constant":
+        return 0, constants[number] + added
+    if kind == "room":
+        return first[kind], rooms[number] + added
+    return first[kind] + number, added
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ROOM_ALIGN) * _ROOM_ALIGN
 
 
 def check_made_for(name: str, facts: Mapping[str, Any], here: frozenset[str], chip: str) -> None:

@@ -32,12 +32,14 @@ class CompiledModel:
     """A model that is one executable, with inputs and outputs by name."""
 
     def __init__(self, executable: Executable, *, threads: int = 0,
-                 profiles: list[Profile] | None = None):
+                 profiles: list[Profile] | None = None, records: bool = False):
         notes = executable.artifact.notes
         if "outputs" not in notes:
             raise ArtifactError(f"{executable.name} is an operator, not a model",
                                 hint="load it with tz.load")
         self.executable, self.threads, self.profiles = executable, threads, profiles
+        # What runs it: by itself, or by repeating what its chip has recorded.
+        self.runner = executable.chip.recorded(executable) if records else executable
         self.inputs = tuple(Port(n, t, tuple(map(_size, s)))
                             for n, t, s in executable.input_types)
         self.outputs = tuple(Port(n, t, tuple(map(_size, s))) for n, (t, s) in zip(
@@ -71,7 +73,7 @@ class CompiledModel:
                     into: Mapping[str, np.ndarray] | None = None) -> list[Any]:
         """The same for inputs that are known to fit."""
         made = [o.name for o in self.outputs]
-        results = self.executable.run(
+        results = self.runner.run(
             [values[p.name] for p in self.inputs], threads=self.threads,
             into=[into.get(n) for n in made] if into else (), profiles=self.profiles)
         if list(names) == made:
@@ -79,17 +81,25 @@ class CompiledModel:
         table = dict(zip(made, results, strict=True))
         return [table[n] if n not in names[:i] else copied(table[n]) for i, n in enumerate(names)]
 
+    def _repeated(self, numbers: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
+        def run(arrays: Sequence[Any]) -> list[Any]:
+            results = self.runner.run(arrays)
+            return [results[i] for i in numbers]
+
+        return run
 
     def entry(self, values: Mapping[str, Any], names: Sequence[str], given: Sequence[str]
               ) -> Callable[[Sequence[Any]], list[Any]] | None:
         """The direct way for inputs like these, in the order `given`; None where there is none."""
         arrays = [values[p.name] for p in self.inputs]
-        if self.profiles is not None or len(set(names)) < len(names) or any(
-                type(a) is not np.ndarray for a in arrays):
+        tensors = sum(hasattr(a, "data_ptr") for a in arrays)
+        if self.profiles is not None or len(set(names)) < len(names) or not (
+                tensors == len(arrays) > 0 or all(type(a) is np.ndarray for a in arrays)):
             return None
         made = [o.name for o in self.outputs]
-        direct = fastcall.entry(self.executable, [made.index(n) for n in names], arrays,
-                                self.threads)
+        numbers = [made.index(n) for n in names]
+        direct = fastcall.entry(self.executable, numbers, arrays, self.threads) if (
+            self.runner is self.executable) else self._repeated(numbers)
         places = [given.index(p.name) for p in self.inputs]
         if places == list(range(len(given))):
             return direct

@@ -43,16 +43,16 @@ class Session:
 
     def __init__(self, source: Any, *, reference: bool = True, compile_now: bool = True,
                  threads: int = 0, level: str = "", sizes: Mapping[str, int] | None = None,
-                 profile: bool = False, chip: str = ""):
+                 profile: bool = False, chip: str = "", records: bool = False):
         """Load a model and, unless told otherwise, compile it at once where its types allow.
 
         `reference` says whether onnx's reference may run what nothing else can; `threads` and
         `level` (of rewrites) and `chip` are the knobs' where not given; `sizes` fixes symbolic
-        dimensions.
+        dimensions; `records` has the chip repeat what it recorded of earlier runs, if it can.
         """
         self.model: Model = load_model(source)
         self.threads, self.options = threads, Options.now(level, chip)
-        self.sizes = dict(sizes or {})
+        self.sizes, self.records = dict(sizes or {}), records
         self.profiles: list[Profile] | None = [] if profile else None
         graph = self.model.graph
         self.ports = ports_of(self.model)
@@ -66,7 +66,8 @@ class Session:
         if compile_now:
             executable = self._compile_whole()
             if executable is not None:
-                self.whole = CompiledModel(executable, threads=threads, profiles=self.profiles)
+                self.whole = CompiledModel(executable, threads=threads, profiles=self.profiles,
+                                           records=records)
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -109,6 +110,10 @@ class Session:
             return run
         if self.profiles is not None:
             return partial(executable.run, threads=self.threads, profiles=self.profiles)
+        if self.records:
+            repeated: Callable[[Sequence[Any]], list[Any]] = (
+                executable.chip.recorded(executable).run)
+            return repeated
         return fastcall.Remembering(executable, self.threads)
 
     # ------------------------------------------------------------ before the first run
