@@ -111,6 +111,36 @@ def test_constants_stay_in_the_file(tmp_path: Path, rng: np.random.Generator) ->
         np.testing.assert_array_equal(executable(picked), table[picked] * 2)
 
 
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64",
+                    reason="code of other systems is linked by LLVM")
+def test_memory_holds_what_is_read_of_a_file(tmp_path: Path) -> None:
+    table = np.ones((1 << 14, 1 << 10), np.float32)  # 64 MB, of which a call reads three rows
+    tz.op(lambda i: tz.take(table, i, axis=0) * 2.0, name="look_up").compile(
+        np.arange(3)).save(tmp_path / "table.tzx")
+    program = """
+import sys, numpy as np, terrazzo as tz
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+tz.load  # what is imported counts before
+before = peak()
+found = tz.load(sys.argv[1])(np.array([5, 1 << 13, 0]))
+assert found.shape == (3, 1024) and (found == 2).all()
+print((peak() - before) // 1024, "llvmlite.binding" in sys.modules)
+"""
+    source = str(Path(tz.__file__).parents[1])
+    for _ in range(2):  # the second finds in the cache what it takes to call native code
+        finished = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "table.tzx")], timeout=120, text=True,
+            env={**os.environ, "PYTHONPATH": source, "TZ_CACHE_DIR": str(tmp_path / "cache")},
+            capture_output=True)
+        assert finished.returncode == 0, finished.stderr
+        grown, compiles = finished.stdout.split()
+        assert int(grown) < 32 and compiles == "False", finished.stdout
+
+
 def test_a_damaged_constant_is_found_where_it_is_looked_for(tmp_path: Path,
                                                             artifact: Artifact) -> None:
     path = tmp_path / "model.tzx"
@@ -130,7 +160,7 @@ def test_a_file_is_checked_once_until_it_is_touched(tmp_path: Path, artifact: Ar
     checks: list[int] = []
     original = module.checksum.digest_at_once
     monkeypatch.setattr(module.checksum, "digest_at_once",
-                        lambda pieces: (checks.append(1), original(pieces))[1])
+                        lambda *given: (checks.append(1), original(*given))[1])
     for _ in range(3):
         module.load(path, remember=True)
     assert len(checks) == 1

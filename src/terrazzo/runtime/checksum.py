@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -32,22 +32,24 @@ def digest(pieces: Iterable[np.ndarray]) -> bytes:
     return result.digest()
 
 
-def digest_at_once(pieces: Sequence[np.ndarray]) -> bytes:
-    """The same by several threads."""
+def digest_at_once(pieces: Sequence[np.ndarray],
+                   let_go: Callable[[np.ndarray], None] = lambda _: None) -> bytes:
+    """The same by several threads; `let_go` is told what will not be looked at again."""
     parts = [part for data in pieces for part in _parts(data)]
+    sums = partial(_sums, let_go=let_go)
     if len(parts) < 2:
-        return digest(pieces)
+        return hashlib.sha256(b"".join(map(sums, parts))).digest()
     from concurrent.futures import ThreadPoolExecutor  # not for small ones: 3 ms
 
     with ThreadPoolExecutor(min(4, len(parts), os.cpu_count() or 1)) as executor:
-        return hashlib.sha256(b"".join(executor.map(_sums, parts))).digest()
+        return hashlib.sha256(b"".join(executor.map(sums, parts))).digest()
 
 
 def _parts(data: np.ndarray) -> Iterator[np.ndarray]:
     return (data[at:at + _AT_ONCE] for at in range(0, data.size, _AT_ONCE))
 
 
-def _sums(data: np.ndarray) -> bytes:
+def _sums(data: np.ndarray, let_go: Callable[[np.ndarray], None] = lambda _: None) -> bytes:
     if data.size <= _HASHED_WHOLE:
         return hashlib.sha256(data.data).digest()
     numbers = data.view(np.uint64)
@@ -57,6 +59,7 @@ def _sums(data: np.ndarray) -> bytes:
     for start in range(0, len(rows), _ROWS):
         block = rows[start:start + _ROWS]
         found += [block.sum(axis=0), block.sum(axis=1)]
+        let_go(block)
     return hashlib.sha256(np.concatenate(found).data).digest()
 
 

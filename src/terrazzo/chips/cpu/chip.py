@@ -86,7 +86,10 @@ class Cpu(Chip):
             "allocates": module.declares("aligned_alloc")})
 
     def load(self, name: str, made: Assembled, constants: Sequence[int]) -> NativeCode:
-        return NativeCode(name, made, constants)
+        # Code to call other code, and the threads, may be missing in the cache; LLVM would stay in
+        # the memory of a process that only loads what is compiled.
+        with worker.elsewhere(likely=False):
+            return NativeCode(name, made, constants)
 
     def text(self, level: str, recipe: Recipe) -> str:
         from terrazzo.chips.cpu.llvm.program import module_of

@@ -13,12 +13,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from terrazzo.base import log
 from terrazzo.chips.cpu.llvm.compile import Target
 from terrazzo.errors import CodegenError
 from terrazzo.knobs import unknown_variables
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 _current: ContextVar[Worker | None] = ContextVar("worker", default=None)
 
@@ -36,21 +41,22 @@ serve()
 class Worker:
     """A process that compiles what it is sent."""
 
-    def __init__(self) -> None:
+    @cached_property
+    def process(self) -> Popen[bytes]:
         import subprocess  # those who compile in their own process do without
 
         unknown = unknown_variables(os.environ)  # this process has warned of them already
         environment = {k: v for k, v in os.environ.items() if k not in unknown}
         # Without `site`: what it would find is on our own path already.
-        self.process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-S", "-c", _PROGRAM, str(Path(__file__).parents[3])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)})
 
     def compile(self, ir_text: str, target: Target, opt: str) -> bytes | None:
         """The object code of a module; None where the process is no more."""
-        assert self.process.stdin is not None and self.process.stdout is not None
         try:
+            assert self.process.stdin is not None and self.process.stdout is not None
             pickle.dump((ir_text, target, opt), self.process.stdin)
             self.process.stdin.flush()
             code, problem = pickle.load(self.process.stdout)
@@ -63,6 +69,8 @@ class Worker:
 
     def stop(self) -> None:
         """End the process: it owes nobody an answer, and may still be busy importing."""
+        if "process" not in vars(self):
+            return
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
@@ -74,13 +82,18 @@ class Worker:
 
 
 @contextmanager
-def elsewhere() -> Iterator[None]:
-    """Compile in another process what this thread compiles inside, unless LLVM is here already."""
-    if "llvmlite.binding" in sys.modules or not sys.executable:
+def elsewhere(*, likely: bool = True) -> Iterator[None]:
+    """Compile in another process what this thread compiles inside, unless LLVM is here already.
+
+    Where it is not likely that there is something to compile, the process starts when there is.
+    """
+    if "llvmlite.binding" in sys.modules or not sys.executable or _current.get() is not None:
         yield
         return
+    worker = Worker()
     try:
-        worker = Worker()
+        if likely:
+            _ = worker.process  # which starts it
     except OSError as error:
         log.debug("compiling in this process: %s", error)
         yield
