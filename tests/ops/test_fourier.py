@@ -133,3 +133,15 @@ def test_short_lines_in_vectors_of_lines(n: int, dtype: str, rng: np.random.Gene
         np.testing.assert_allclose(there(x), spectrum, rtol=0, atol=4 * tolerance * size)
         given = spectrum.astype("complex64" if dtype == "float32" else "complex128")
         np.testing.assert_allclose(back(given), x, rtol=0, atol=8 * tolerance)
+
+
+@pytest.mark.parametrize("n", [10, 12, 16, 22, 24, 34])
+@pytest.mark.parametrize("name", ["fft", "ifft"])
+def test_numbers_that_are_nearly_alike(name: str, n: int) -> None:
+    """What remains of them beside their sum is as exact as their differences are."""
+    x = np.linspace(0.5, 1.5, 64 * n).reshape(64, n).astype(np.complex64)
+    exact = getattr(np.fft, name)(x.astype(np.complex128))
+    differences = np.abs(x[:, :n // 2] - x[:, n // 2:]).sum(1, keepdims=True)
+    errors = np.abs(np.asarray(getattr(tz, name)(x)) - exact)[:, 1::2]
+    scale = 1 / n if name == "ifft" else 1
+    assert (errors <= 4 * np.finfo(np.float32).eps * scale * differences).all()

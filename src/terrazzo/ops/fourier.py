@@ -41,6 +41,7 @@ from terrazzo.ops.shape import reshape, span
 DIRECT = 512  # up to this length one matrix product is an answer
 _TINY = 24  # up to this length it is the best one: too few numbers for vectors of columns
 _SHORT = 48  # the same for real numbers, whose matrix is half as wide
+_HALVED = 10  # from this even length on halves are transformed apart: of 8 it takes longer
 _WIDE = 8  # columns side by side that are worth a vector
 
 
@@ -83,9 +84,28 @@ def transform(x: Any, sign: int, scale: float = 1.0) -> Any:
     if n > _TINY and is_smooth(n):
         return transformed_lines(x, sign, scale)
     if n <= DIRECT:
-        flat = reshape(x, shape=(*x.shape[:-2], 2 * n))
-        return reshape(_product(flat, scale * _as_real(_matrix(n, sign))), shape=x.shape)
+        return _direct(x, scale * _matrix(n, sign))
     return _bluestein(x, sign, scale)
+
+
+def _direct(x: Any, matrix: np.ndarray) -> Any:
+    """Complex lines x [..., n, 2] times the matrix of their transform.
+
+    Of an even length, halves are added and subtracted first: every other number of the result comes
+    of their sums, the rest of their differences. That is half the work, and half the rounding:
+    products of 16 numbers erred 1.5 times as much as butterflies do, and much more where numbers
+    are nearly alike.
+    """
+    n = x.shape[-2]
+    if n % 2 or n < _HALVED:
+        flat = reshape(x, shape=(*x.shape[:-2], 2 * n))
+        return reshape(_product(flat, _as_real(matrix)), shape=x.shape)
+    half, shape = n // 2, (*x.shape[:-2], n)
+    first, last = (reshape(span(x, -2, at, at + half), shape=shape) for at in (0, half))
+    parts = [_product(given, _as_real(matrix[:half, odd::2]))
+             for odd, given in enumerate((first + last, first - last))]
+    apart = [reshape(part, shape=(*x.shape[:-2], half, 1, 2)) for part in parts]
+    return reshape(concat(*apart, axis=-2), shape=x.shape)
 
 
 def transform_axis(x: Any, axis: int, sign: int, scale: float = 1.0) -> Any:
