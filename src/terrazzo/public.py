@@ -6,6 +6,7 @@ from terrazzo import ops
 from terrazzo.base.shapes import dim, dims
 from terrazzo.calls.api import compile, load, op
 from terrazzo.calls.compiled import jit
+from terrazzo.chips.by_hand import Launch
 from terrazzo.chips.chip import Chip
 from terrazzo.chips.registry import chip
 from terrazzo.chips.spec import ChipSpec, LaunchRules

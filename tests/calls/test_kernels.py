@@ -54,7 +54,7 @@ def with_kernel(body: str, operator: Operator | None = None) -> Operator:
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the clock says, the kernel by hand is quicker."""
-    monkeypatch.setattr(kernels, "_timed", lambda entries, leaves: {
+    monkeypatch.setattr(kernels, "_timed", lambda chip, entries, leaves: {
         name: float(name == "generated") for name in entries})
 
 

@@ -350,3 +350,30 @@ def test_a_compiled_step_of_a_transformer_is_three_times_as_fast() -> None:
     eager, compiled = (benchmark.trained("transformer", way, 2) for way in ("eager", "inductor"))
     torch.testing.assert_close(compiled.losses, eager.losses, rtol=1e-5, atol=1e-5)
     assert eager.microseconds / compiled.microseconds >= 3
+
+
+ON_THE_CPU = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def add_one(x_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x_ptr + i, tl.load(x_ptr + i) + 1)
+
+x = torch.zeros(16)
+assert bool((torch.compile(lambda x: x.erf() + 1)(x) == 1).all())
+add_one[(1,)](x, BLOCK=16)
+assert bool((x == 1).all())
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles for the GPU there")
+def test_programs_of_the_cpu_keep_their_triton(tmp_path: Path) -> None:
+    """Inductor asks for the device's backend whatever it compiles for."""
+    file = tmp_path / "program.py"
+    file.write_text(ON_THE_CPU)
+    environment = {**os.environ, "TZ_TORCH_DEVICE": "gcu"}
+    environment.pop("TRITON_DEFAULT_BACKEND", None)
+    ran = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True,
+                         text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr

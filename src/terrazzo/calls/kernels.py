@@ -12,32 +12,41 @@ generated runs. Which one is quicker is measured once for each class of sizes.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import linecache
-import time
+import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from terrazzo.base.nests import pack
 from terrazzo.calls.arguments import Rebuild, type_of
+from terrazzo.chips.by_hand import Kernel, Launch, Run
+from terrazzo.chips.chip import Chip
 from terrazzo.chips.registry import chip_named
 from terrazzo.dtypes import DType, as_dtype, result_type
 from terrazzo.errors import ArgumentError, MissingDependency
 from terrazzo.graph.ir import Operator, TensorType
+from terrazzo.knobs import knobs
 from terrazzo.runtime.executable import Executable, empty
-from terrazzo.runtime.layout import address_of, row_major
+from terrazzo.runtime.hosted import to_numpy
+from terrazzo.runtime.layout import row_major
 
 ROUNDS = 5
 MOST_SECONDS = 0.2  # what is slower than this is timed once
 ELSEWHERE = {"triton": "a chip that runs Triton", "cuda": "a chip of NVIDIA's"}
 _ENTRY = "tz_kernel"
+# What each language that is text calls integers, and how it marks a function that is called.
+_INTEGERS = {"c++": "#include <cstdint>\n", "cuda": "".join(
+    f"typedef {sign}{kind} {sign and 'u'}int{bits}_t;\n" for sign in ("", "unsigned ")
+    for bits, kind in ((8, "char" if sign else "signed char"), (16, "short"), (32, "int"),
+                       (64, "long long")))}
+_MARK = {"c++": "", "cuda": "__global__ "}
 PRELUDE = """\
-#include <cstdint>
 struct Tensor {
     void* data;            // row by row, without gaps; nullptr: not given
     int64_t rank;
@@ -123,18 +132,21 @@ def declare(operator: Operator, chip: str, language: str) -> Callable[..., Any]:
 class Ready:
     """A kernel for tensors of certain types, compiled."""
 
-    written: Written
-    native: Callable[..., None]
+    chip: Chip
+    run: Run
     inputs: tuple[Any, ...]  # of each tensor: the number of the leaf, an array, or None
-    shapes: Any  # all sizes one after the other, where the kernel reads them
     results: tuple[tuple[DType, tuple[int, ...]], ...]
 
     def into(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Run on leaves of a call, into memory that is there."""
-        held = [None if i is None else i if isinstance(i, np.ndarray) else
-                row_major(leaves[i]) for i in self.inputs]
-        addresses = [0 if a is None else address_of(a) for a in (*held, *outputs)]
-        self.native(ctypes.addressof(self.shapes), *addresses)
+        memory = self.chip.memory
+        held = [row_major(memory.brought(leaves[i])) if isinstance(i, int) else i
+                for i in self.inputs]
+        targets = [memory.brought(output) for output in outputs]
+        self.run([*held, *targets])
+        for target, output in zip(targets, outputs, strict=True):
+            if target is not output:  # of the host's
+                output[...] = to_numpy(memory.to_host(target))
 
     def entry(self, structure: Any) -> Callable[[Sequence[Any]], Any]:
         """What calls run."""
@@ -150,22 +162,28 @@ class Ready:
 def ready(written: Written, rebuild: Rebuild, leaves: Sequence[Any],
           results: Sequence[tuple[DType, tuple[int, ...]]]) -> Ready | None:
     """The kernel for arguments like these; None where it is not for them, or cannot be built."""
-    operator = written.operator
+    operator, chip = written.operator, chip_named(written.chip).under(knobs.now)
     numbered = [_Leaf(i, type_of(a)) for i, a in enumerate(leaves)]
     tensors, attrs = Rebuild(lambda *a, **k: operator.bind(a, k), rebuild.structure).call(numbered)
     joint = [leaf.type.dtype for leaf in tensors if isinstance(leaf, _Leaf)]
     held = [t if t is None or isinstance(t, _Leaf) else _number(t, joint) for t in tensors]
     types = [None if t is None else t.type if isinstance(t, _Leaf) else type_of(t) for t in held]
-    text = written.function(*types, **attrs)
-    if text is None:
+    answer = written.function(*types, **attrs)
+    if answer is None:
         return None
-    if not isinstance(text, str):
-        raise ArgumentError(f"the kernel of {operator.name} answered with a "
-                            f"{type(text).__name__}", hint="answer with source text, or None")
+    launch = answer if isinstance(answer, Launch) else Launch(answer)
     shapes = [*(() if t is None else t.shape for t in types), *(shape for _, shape in results)]
-    source = _source(written, text, [len(s) for s in shapes], len(types))
+    if written.language in _MARK:
+        if not isinstance(launch.source, str):
+            raise ArgumentError(f"the kernel of {operator.name} answered with a "
+                                f"{type(launch.source).__name__}",
+                                hint="answer with source text, or None")
+        launch = replace(launch, source=_source(written, launch.source,
+                                                [len(s) for s in shapes], len(types)))
+    sizes = tuple(int(n) for shape in shapes for n in shape)  # type: ignore[arg-type]
+    kernel = Kernel(launch, _ENTRY, sizes, len(shapes), math.prod(results[0][1]))
     try:
-        native = chip_named(written.chip).build(written.language, source, _ENTRY)
+        run = chip.build(written.language, kernel)
     except MissingDependency as error:
         told = kernels_of(operator).told
         if error.message not in told:
@@ -173,10 +191,9 @@ def ready(written: Written, rebuild: Rebuild, leaves: Sequence[Any],
             warnings.warn(f"{error.message}: the generated kernel of {operator.name} is used",
                           stacklevel=2)
         return None
-    native.argtypes = [ctypes.c_void_p] * (1 + len(shapes))  # type: ignore[attr-defined]
-    sizes: list[Any] = [n for shape in shapes for n in shape]
-    return Ready(written, native, tuple(t.index if isinstance(t, _Leaf) else t for t in held),
-                 (ctypes.c_int64 * max(len(sizes), 1))(*sizes), tuple(results))
+    inputs = (t.index if isinstance(t, _Leaf) else None if t is None else chip.memory.brought(t)
+              for t in held)
+    return Ready(chip, run, tuple(inputs), tuple(results))
 
 
 @dataclass(frozen=True)
@@ -200,8 +217,10 @@ def _source(written: Written, text: str, ranks: Sequence[int], inputs: int) -> s
               for i, (rank, start) in enumerate(zip(ranks, starts, strict=True))]
     parameters = "".join(f", void* p{i}" for i in range(len(ranks)))
     line, file = _place(written.function, text)
-    return (f"{PRELUDE}#line {line} \"{file}\"\n{text}\n#line 1 \"terrazzo\"\n"
-            f'extern "C" void {_ENTRY}(const int64_t* shapes{parameters}) {{\n'
+    prelude = _INTEGERS[written.language] + PRELUDE
+    return (f"{prelude}#line {line} \"{file}\"\n{text}\n#line 1 \"terrazzo\"\n"
+            f'extern "C" {_MARK[written.language]}void {_ENTRY}(const int64_t* shapes'
+            f"{parameters}) {{\n"
             f"    const Tensor in[] = {{{', '.join(listed[:inputs] or ['{}'])}}};\n"
             f"    Tensor out[] = {{{', '.join(listed[inputs:])}}};\n"
             "    kernel(in, out);\n}\n")
@@ -226,11 +245,13 @@ def chosen(operator: Operator, rebuild: Rebuild, executable: Any, structure: Any
     kernels = kernels_of(operator)
     if not kernels.written or not isinstance(executable, Executable):  # the host takes part
         return generated
-    chip = executable.chip.name
+    chip = executable.chip
+    if not all(chip.memory.holds(a) for a in leaves):  # they are brought by what is generated
+        return generated
     results = executable.output_shapes(executable.bind(leaves))
     entries = {"generated": generated}
     for written in kernels.written:
-        found = ready(written, rebuild, leaves, results) if written.chip == chip else None
+        found = ready(written, rebuild, leaves, results) if written.chip == chip.name else None
         if found is not None:
             entries[written.name] = found.entry(structure)
     if len(entries) == 1:
@@ -239,21 +260,19 @@ def chosen(operator: Operator, rebuild: Rebuild, executable: Any, structure: Any
                                 for a in leaves), frozenset(entries))
     if key not in kernels.choices:
         types = ", ".join(str(type_of(a)) for a in leaves)
-        kernels.choices[key] = Choice(types, _timed(entries, leaves))
+        kernels.choices[key] = Choice(types, _timed(chip, entries, leaves))
     return entries[kernels.choices[key].chosen]
 
 
-def _timed(entries: dict[str, Callable[[Sequence[Any]], Any]], leaves: Sequence[Any]
-           ) -> dict[str, float]:
+def _timed(chip: Chip, entries: dict[str, Callable[[Sequence[Any]], Any]],
+           leaves: Sequence[Any]) -> dict[str, float]:
     """The least seconds of each of several ways, in turns."""
     best: dict[str, float] = {}
     for round in range(ROUNDS + 1):
         for name, entry in entries.items():
             if best.get(name, 0.0) > MOST_SECONDS and round > 1:
                 continue
-            start = time.perf_counter()
-            entry(leaves)
-            seconds = time.perf_counter() - start
+            seconds = chip.seconds(partial(entry, leaves))
             if round:  # the first run brings code and data into the caches
                 best[name] = min(best.get(name, seconds), seconds)
     return best

@@ -30,6 +30,7 @@ from terrazzo.expr.limits import FusionLimits
 from terrazzo.knobs import Settings
 
 if TYPE_CHECKING:
+    from terrazzo.chips.by_hand import Kernel, Run
     from terrazzo.expr.ir import Program, Tensor
     from terrazzo.expr.schedule import Schedule
     from terrazzo.loop.ir import Function
@@ -181,8 +182,8 @@ class Chip(ABC):
         """Inside, compilers that take much memory stay out of this process, if they can."""
         return nullcontext()
 
-    def build(self, language: str, source: str, name: str) -> Callable[..., None]:
-        """A function of addresses out of source text, its entry being `extern "C" name`.
+    def build(self, language: str, kernel: Kernel) -> Run:
+        """A kernel by hand, ready to run.
 
         Raises MissingDependency where nothing here can compile the language, CompileError where
         the source is wrong.

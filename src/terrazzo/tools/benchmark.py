@@ -163,7 +163,8 @@ def _kernel_ways(target: Compiled, args: Sequence[Any], attrs: dict[str, Any]) -
     ways = [Timing("generated", partial(generated, leaves))]
     results = executable.output_shapes(executable.bind(leaves))
     for written in kernels_of(target.operator).written:
-        found = ready(written, rebuild, leaves, results)
+        found = ready(written, rebuild, leaves, results) if (
+            written.chip == executable.chip.name) else None
         if found is not None:
             ways.append(Timing(written.name, partial(found.entry(structure), leaves)))
     return ways

@@ -19,6 +19,7 @@ from terrazzo.expr.limits import FusionLimits
 from terrazzo.knobs import Settings, thread_count
 
 if TYPE_CHECKING:
+    from terrazzo.chips.by_hand import Kernel, Run
     from terrazzo.expr.ir import Program, Tensor
     from terrazzo.expr.schedule import Schedule
     from terrazzo.loop.ir import Function
@@ -104,12 +105,12 @@ class Cpu(Chip):
 
         return triton_source(program)
 
-    def build(self, language: str, source: str, name: str) -> Callable[..., None]:
+    def build(self, language: str, kernel: Kernel) -> Run:
         if language not in self.languages:
-            return super().build(language, source, name)
+            return super().build(language, kernel)
         from terrazzo.chips.cpu import cplusplus
 
-        return cplusplus.build(source, name, self.spec)
+        return cplusplus.build(kernel, self.spec)
 
     def native(self, text: str, name: str) -> Callable[..., Any]:
         from terrazzo.chips.cpu import trampoline

@@ -8,13 +8,16 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from terrazzo.chips.by_hand import Kernel, Run
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.errors import CompileError, MissingDependency
 from terrazzo.runtime.cache import default_cache, make_key
+from terrazzo.runtime.layout import address_of
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-x", "c++")
 SECONDS = 300  # no compiler takes longer over one kernel
@@ -37,8 +40,20 @@ def _version(command: tuple[str, ...]) -> str:
     return ran.stdout
 
 
-def build(source: str, name: str, spec: ChipSpec) -> Callable[..., None]:
-    """The function `name` of a source text, loaded; arguments are addresses."""
+def build(kernel: Kernel, spec: ChipSpec) -> Run:
+    """A kernel by hand, compiled and loaded."""
+    native: Any = _entry(kernel.launch.source, kernel.entry, spec)
+    native.argtypes = [ctypes.c_void_p] * (1 + kernel.tensors)
+    sizes = (ctypes.c_int64 * max(len(kernel.sizes), 1))(*kernel.sizes)
+
+    def run(arrays: Sequence[Any]) -> None:
+        native(ctypes.addressof(sizes), *(0 if a is None else address_of(a) for a in arrays))
+
+    return run
+
+
+def _entry(source: str, name: str, spec: ChipSpec) -> Callable[..., None]:
+    """The function `name` of a source text; its arguments are addresses."""
     command = compiler()
     key = make_key("c++", source, " ".join([*command, *FLAGS]), _version(tuple(command)),
                    chip=spec)

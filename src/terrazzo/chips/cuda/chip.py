@@ -14,9 +14,11 @@ from terrazzo.chips.cuda.memory import DeviceMemory
 from terrazzo.chips.memory import HOST
 from terrazzo.chips.registry import DEFAULT, chip_named
 from terrazzo.chips.spec import ChipSpec, Roofline
+from terrazzo.errors import MissingDependency
 from terrazzo.knobs import Settings, knobs
 
 if TYPE_CHECKING:
+    from terrazzo.chips.by_hand import Kernel, Run
     from terrazzo.chips.cuda.forms import Form
     from terrazzo.expr.ir import Program, Tensor
     from terrazzo.loop.ir import Function
@@ -28,6 +30,7 @@ class Cuda(Chip):
 
     levels = (*LEVELS, "triton", "ptx", "sass")
     program_levels = ("triton", "ptx", "sass")
+    languages = ("cuda", "triton")
 
     def __init__(self, spec: ChipSpec | None = None, simulated: bool = False):
         self.simulated = simulated  # which is a matter of settings: see `under`
@@ -117,6 +120,17 @@ class Cuda(Chip):
                             [True] * len(types), version.sixteen, self.spec)
             pieces.append(made.ptx if level == "ptx" else disassembled(made))
         return "\n\n".join(pieces)
+
+    def build(self, language: str, kernel: Kernel) -> Run:
+        from terrazzo.chips.cuda import by_hand
+
+        if language == "triton":
+            return by_hand.triton(kernel, self.simulated)
+        if language != "cuda":
+            return super().build(language, kernel)
+        if self.simulated:
+            raise MissingDependency("kernels in CUDA C++ need a GPU")
+        return by_hand.cuda(kernel, self.spec, self.memory)
 
     def roofline(self) -> Roofline:
         # What a copy reaches of the vendor's figure: 4.25 of 4.8 TB/s on an H200.

@@ -27,6 +27,7 @@ from terrazzo.base.nests import leaves
 from terrazzo.base.shapes import likely_shapes
 from terrazzo.calls.compiled import Compiled
 from terrazzo.calls.kernels import kernels_of
+from terrazzo.chips.registry import chip_named
 from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import as_dtype, float64
 from terrazzo.errors import ArgumentError, NotDifferentiable, TerrazzoError, VerifyError
@@ -162,7 +163,8 @@ class _Target:
         self.attrs = attrs
         self.over: Over = ()  # the inputs that results are to be written over
         self.complex: list[bool] = []  # which inputs are
-        self.kernels = list(kernels_of(function).written) if isinstance(function, Operator) else []
+        self.kernels = [w for w in kernels_of(function).written if not chip_named(w.chip).absence
+                        ] if isinstance(function, Operator) else []
         if isinstance(function, Operator):
             self.compiled, self.name = function.compiled, function.name
             self.count = sum(p.default is p.empty for p in function.tensor_params)

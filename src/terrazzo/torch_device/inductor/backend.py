@@ -63,9 +63,17 @@ def _is_number(size: Any) -> bool:
 
 
 class Scheduling(TritonScheduling):
-    """Inductor's own way of fusing into Triton kernels."""
+    """Inductor's own way of fusing into Triton kernels; Triton compiles for the device from now on.
+
+    Not before a graph has something there: others have kernels of their own, on the CPU.
+    """
 
     kernel_type = Kernel
+
+    def __init__(self, scheduler: Any):
+        if not isinstance(_active_driver(), GCUDriver):
+            activate()
+        super().__init__(scheduler)
 
 
 class Graphs(CustomGraphModulePass):
@@ -87,14 +95,12 @@ def benchmark(_benchmarker: Any, call: Callable[[], Any], *, warmup: Any = None,
 
 
 def register() -> None:
-    """Tell Inductor how to generate code for the device; Triton compiles for it from now on."""
+    """Tell Inductor how to generate code for the device."""
     announce()
     register_device_op_overrides(name(), WrapperParts())
     register_backend_for_device(name(), Scheduling, PythonWrapperCodegen,
                                 device_custom_pass=Graphs())
     register_benchmarker(name(), benchmark, override=True)
-    if not isinstance(_active_driver(), GCUDriver):
-        activate()
 
 
 def _active_driver() -> Any:
