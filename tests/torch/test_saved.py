@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from terrazzo.errors import ShapeError  # noqa: E402
 from terrazzo.torch import backend  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -66,11 +67,12 @@ def gradients(run: Callable[[Any], Any], model: Any, x: Any) -> list[Any]:
     return [*(p.detach() for p in parts), x.grad, *(p.grad for p in model.parameters())]
 
 
-def compare(model: Any, x: Any, run: Callable[[Any, Any], Any] | None = None) -> None:
+def compare(model: Any, x: Any, run: Callable[[Any, Any], Any] | None = None,
+            dynamic: bool = False) -> None:
     """Results and gradients are those in float64, and lie as eager mode lays them."""
     exact = copy.deepcopy(model).double()
     eager = copy.deepcopy(model)
-    ours = torch.compile(model, backend=backend.terrazzo)
+    ours = torch.compile(model, backend=backend.terrazzo, dynamic=dynamic)
     wanted = gradients(exact, exact, x.detach().double().requires_grad_())
     theirs = gradients(eager, eager, x.detach().clone().requires_grad_())
     found = gradients(ours if run is None else lambda given: run(ours, given), model,
@@ -119,6 +121,77 @@ def test_hooks_that_hand_back_copies(lay: Callable[[Any], Any]) -> None:
             return model(x)
 
     compare(Residual(), torch.randn(3, 3, 32, 32), run)
+
+
+def with_gaps(tensor: Any) -> Any:
+    wide = torch.full((*tensor.shape, 2), float("nan")).to(tensor.dtype)[..., 0]
+    return wide.copy_(tensor)
+
+
+def turned(tensor: Any) -> Any:
+    """Its axes in memory the other way around."""
+    axes = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(axes).contiguous().permute(axes)
+
+
+def far_in(tensor: Any) -> Any:
+    """In the middle of more memory, each row by itself."""
+    if not tensor.dim():
+        return tensor
+    wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), float("nan")).to(tensor.dtype)
+    return wide[..., 2:-1].copy_(tensor)
+
+
+class Layers(nn.Module):
+    """Products, a norm, a sum over rows and what is spread out: saved in several layouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(7, 12), nn.Linear(12, 12)
+        self.norm = nn.LayerNorm(12)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.tanh(self.one(x))
+        z = self.norm(y + y.mean(1, keepdim=True).expand_as(y).sigmoid())
+        return self.two(z).transpose(1, 2).exp() * torch.sin(z[..., ::2].sum())
+
+
+@pytest.mark.parametrize("model, size, lay, dynamic", [
+    (Layers, (3, 5, 7), with_gaps, False), (Layers, (3, 5, 7), turned, False),
+    (Layers, (3, 5, 7), far_in, True), (Residual, (3, 3, 32, 32), with_gaps, False)])
+def test_hooks_that_hand_back_another_layout(
+        model: Callable[[], Any], size: tuple[int, ...], lay: Callable[[Any], Any], dynamic: bool
+) -> None:
+    """Nobody guards how a hook's tensors lie: the backward pass looks."""
+    def run(compiled: Any, x: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lay):
+            return compiled(x)
+
+    compare(model(), torch.randn(size), run, dynamic)
+
+
+def test_hooks_that_repeat_one_row() -> None:
+    """A tensor whose rows are all alike may come back as one row, spread out."""
+    def alike(tensor: Any) -> Any:
+        return tensor[:1].expand_as(tensor) if tensor.dim() == 2 and len(tensor) == 4 else tensor
+
+    def run(model: Any, x: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, alike):
+            return model(x)
+
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Sigmoid())
+    compare(model, torch.randn(6).expand(4, 6).contiguous(), run)
+
+
+def test_hooks_that_hand_back_another_size_are_told() -> None:
+    """Reading on past what a hook answered would be reading somebody else's memory."""
+    run = torch.compile(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5)),
+                        backend=backend.terrazzo)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t[:1, :3].contiguous()):
+        found = run(torch.randn(4, 6))
+    loss = found.square().sum()
+    with pytest.raises(ShapeError, match="saved"):
+        loss.backward()
 
 
 def test_images_that_lie_channels_last_already() -> None:

@@ -117,13 +117,13 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
 def _program(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
              options: BackendOptions) -> Program:
     from terrazzo.torch.program import compiled
-    from terrazzo.torch.saved import lay_saved, saved_as
+    from terrazzo.torch.saved import lay_saved, saved_inputs
 
     with torch.utils._python_dispatch._disable_current_modes():
         if name == FORWARD:
             lay_saved(gm)
-        program = compiled(gm, name, options, saved=saved_as(gm, example_inputs)
-                           if name == BACKWARD else {})
+        program = compiled(gm, name, options, saved=saved_inputs(gm, example_inputs)
+                           if name == BACKWARD else ())
     if name == FORWARD:
         _donate_nothing()
     _told(program)

@@ -37,6 +37,7 @@ from terrazzo.torch.aot_key import short_keys
 from terrazzo.torch.entry import (
     Result,
     Source,
+    as_saved,
     entry,
     held,
     laid,
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
 OF_TORCH = ("aten", "prims", "prim", "terrazzo")  # operators whose meaning a version fixes
 HIGHER_ORDER = ("run_and_save_rng_state", "run_with_rng_state")  # of checkpointing: plain calls
 TRITON = "triton_kernel_wrapper"
-HELPERS = {"laid": laid, "laid in order": laid_in_order, "held": held, "view": reinterpret}
+HELPERS = {"laid": laid, "laid in order": laid_in_order, "held": held,
+           "as saved": as_saved, "view": reinterpret}
 ARITHMETIC = {"python": operator, "math": math, "torch": torch}  # what sizes are computed with
 PLAIN = (int, float, bool, str, tuple, type(None), torch.dtype, torch.device, torch.layout,
          torch.memory_format)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from terrazzo.errors import UnsupportedOperator
+from terrazzo.errors import ShapeError, UnsupportedOperator
 from terrazzo.index import evaluate
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pages
@@ -92,6 +92,17 @@ def held(tensor: Any, strides: tuple[int, ...], shape: tuple[int, ...], source: 
             f"{source} answered a tensor of shape {tuple(tensor.shape)}, and {shape} when torch "
             "traced it", hint="this torch is wrong about it: leave it out of what is compiled")
     return laid(tensor, strides)
+
+
+def as_saved(tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """What a hook handed back of a saved tensor, in the strides that it had."""
+    if tensor.shape != shape:
+        raise ShapeError(f"a tensor of shape {shape} was saved for the backward pass, and one of "
+                         f"{tuple(tensor.shape)} came back",
+                         hint="hooks of saved tensors have to hand back what they were given")
+    if all(n == 1 or s == t for n, s, t in zip(shape, strides, tensor.stride())):
+        return tensor
+    return _spread(tensor, shape, strides)
 
 
 def laid_in_order(tensor: Any, order: tuple[int, ...] | None) -> Any:

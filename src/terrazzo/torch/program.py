@@ -16,11 +16,19 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._sympy.printers import PythonPrinter
 
 from terrazzo.errors import TerrazzoError, UnsupportedOperator
 from terrazzo.torch.aten.shapes import PARTS
 from terrazzo.torch.convert import is_tangent, read_number, refusal
-from terrazzo.torch.entry import held, laid, laid_in_order, made_function, reinterpret
+from terrazzo.torch.entry import (
+    as_saved,
+    held,
+    laid,
+    laid_in_order,
+    made_function,
+    reinterpret,
+)
 from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.placement import (
     FORMS,
@@ -57,17 +65,17 @@ class Program:
 
 def compiled(gm: GraphModule, name: str, options: BackendOptions,
              frozen: Mapping[Node, Any] | None = None,
-             saved: Mapping[Node, tuple[int, ...]] | None = None) -> Program:
+             saved: Sequence[Node] = ()) -> Program:
     """A program for a graph; what our compiler refuses is placed in torch, and tried again.
 
-    `saved` are arguments that lie in these strides, unless somebody handed on a copy of them.
+    `saved` are arguments that may come in other strides than those that torch said.
     """
     forced: dict[Node, str] = {}
     while True:
         placement = place(gm, forced)
         if options.fallback == "error" and placement.reasons:
             raise _unsupported(placement)
-        writer = _Writer(gm, name, placement, options, frozen or {}, saved or {})
+        writer = _Writer(gm, name, placement, options, frozen or {}, saved)
         try:
             program = writer.written()
         except _Refused as refused:
@@ -116,7 +124,7 @@ class _Writer:
     placement: Placement
     options: BackendOptions
     frozen: Mapping[Node, Any]
-    saved: Mapping[Node, tuple[int, ...]]
+    saved: Sequence[Node]
     lines: list[str] = field(default_factory=list)
     scope: dict[str, Any] = field(default_factory=dict)
     held: dict[Node, str] = field(default_factory=dict)  # nodes and the variables that hold them
@@ -131,9 +139,9 @@ class _Writer:
         self.lines += [f"{self.held[n]} = {self.held[n]}.resolve_conj().resolve_neg()"
                        for n in placeholders if is_tangent(n)
                        and isinstance(n.meta.get("val"), torch.Tensor)]
-        for node, strides in self.saved.items():
-            self._laid(self.held[node], laid, strides)
         self.symbol_sources = self._symbol_sources(placeholders)
+        for node in self.saved:
+            self._look(node)
         output = next(n for n in self.gm.graph.nodes if n.op == "output")
         for level in self.placement.levels:
             nodes = [n for n, at in self.placement.level.items() if at == level]
@@ -288,6 +296,31 @@ class _Writer:
             self._laid(name, laid, strides)
         else:
             self._laid(name, laid_in_order, order_of(fake))
+
+    def _look(self, node: Node) -> None:
+        """Have a saved tensor as the backward pass was made for, whatever a hook made of it."""
+        fake, name = node.meta["val"], self.held[node]
+        shape, strides = self._sizes(fake.shape), self._sizes(fake.stride())
+        if not fake.dim():
+            return
+        if shape is None or strides is None:
+            if is_dense(fake):
+                self._laid(name, laid_in_order, order_of(fake))
+            return
+        self.scope["as_saved"] = as_saved
+        self.lines.append(f"if {name}.stride() != {strides} or {name}.shape != {shape}: "
+                          f"{name} = as_saved({name}, {shape}, {strides})")
+
+    def _sizes(self, sizes: Sequence[Any]) -> str | None:
+        """The tuple of some sizes as source; None where it takes more than arithmetic."""
+        texts = []
+        for n in sizes:
+            text = str(n) if isinstance(n, int) else PythonPrinter().doprint(n.node.expr)
+            names = set(re.findall(r"[A-Za-z_]\w*", text))
+            if not names <= self.symbol_sources.keys():
+                return None
+            texts.append(re.sub(r"[A-Za-z_]\w*", lambda m: self.symbol_sources[m[0]], text))
+        return f"({''.join(f'{text}, ' for text in texts)})"
 
     def _laid(self, name: str, lay: Callable[..., Any], *how: Any) -> None:
         """Hold a tensor as this function lays it."""

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from terrazzo.torch.aten.shapes import PARTS, VIEWS
-from terrazzo.torch.convert import is_tangent
+from terrazzo.torch.convert import is_tangent, refusal
 
 _CONVOLUTION = "aten.convolution.default"
 _SAME = frozenset(("aten.alias.default", "aten.detach.default"))  # views of all there is
@@ -42,17 +42,20 @@ def lay_saved(gm: GraphModule) -> None:
     context.output_strides.extend(_strides(n) for n in found)
 
 
-def saved_as(gm: GraphModule, given: Sequence[Any]) -> dict[Node, tuple[int, ...]]:
-    """The strides that inputs of a backward pass shall have, where they are not what it knew."""
-    strides: dict[Node, tuple[int, ...]] = {}
+def saved_inputs(gm: GraphModule, given: Sequence[Any]) -> list[Node]:
+    """The inputs of a backward pass that were saved for it, lying as the forward pass made them.
+
+    Hooks may hand back others, so whoever calls our code looks at them (`program.py`).
+    """
+    found: list[Node] = []
     for node, fake in zip((n for n in gm.graph.nodes if n.op == "placeholder"), given):
         known = node.meta.get("val")
-        if is_tangent(node) or not isinstance(known, torch.Tensor) or not (
-                _is_fixed(known)) or tuple(fake.stride()) == tuple(known.stride()):
+        if is_tangent(node) or not isinstance(known, torch.Tensor) or refusal(known) is not None:
             continue
-        _lay(node, fake)
-        strides[node] = tuple(node.meta["val"].stride())
-    return strides
+        if _is_fixed(known) and tuple(fake.stride()) != tuple(known.stride()):
+            _lay(node, fake)
+        found.append(node)
+    return found
 
 
 def _channels_last(gm: GraphModule) -> set[Node]:
