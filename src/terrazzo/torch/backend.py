@@ -24,6 +24,7 @@ from torch._functorch.aot_autograd import (
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
+from terrazzo.base.collection import without_collection
 from terrazzo.torch.cached import kept, key_tag, serializable
 from terrazzo.torch.devices import HOST, device_of
 from terrazzo.torch.options import BackendOptions
@@ -53,7 +54,7 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
     parts = {"fw_compiler": compiler(FORWARD), "bw_compiler": compiler(BACKWARD),
              "inference_compiler": compiler(INFERENCE), "decompositions": _WhenTraced(),
              "partition_fn": min_cut_rematerialization_partition}
-    with kept(tag) if tag else nullcontext():
+    with without_collection(), kept(tag) if tag else nullcontext():
         return _traced(gm, example_inputs, parts)
 
 
@@ -119,7 +120,7 @@ def _program(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
     from terrazzo.torch.program import compiled
     from terrazzo.torch.saved import lay_saved, saved_inputs
 
-    with torch.utils._python_dispatch._disable_current_modes():
+    with without_collection(), torch.utils._python_dispatch._disable_current_modes():
         if name == FORWARD:
             lay_saved(gm)
         program = compiled(gm, name, options, saved=saved_inputs(gm, example_inputs)

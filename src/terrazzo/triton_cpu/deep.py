@@ -1,20 +1,17 @@
 """Room to compile in: a deep stack, and no search for garbage meanwhile.
 
-A kernel of thousands of statements is that many names inside each other. And what a compilation
-makes is in use until it ends: each search for garbage looks at all of it, and at all of torch, 0.2
-seconds a time.
+A kernel of thousands of statements is that many names inside each other.
 """
 
 from __future__ import annotations
 
 import contextvars
-import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
+from terrazzo.base.collection import without_collection
 from terrazzo.errors import CompileError
 
 T = TypeVar("T")
@@ -30,32 +27,13 @@ def with_room(function: Callable[..., T], *args: object, lines: int = 0) -> T:
     Only few kernels need that, and a thread for each would cost as much as compiling a small one.
     Those of many lines get it at once.
     """
-    with _without_collection():
+    with without_collection():
         if lines > LONG:
             return _on_a_large_stack(function, *args)
         try:
             return function(*args)
         except RecursionError:
             return _on_a_large_stack(function, *args)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """No search for garbage until the last of those who compile at once is done."""
-    with _counting:
-        _compiling.append(gc.isenabled() or (bool(_compiling) and _compiling[0]))
-        gc.disable()
-    try:
-        yield
-    finally:
-        with _counting:
-            before = _compiling.pop()
-            if not _compiling and before:
-                gc.enable()
-
-
-_counting = threading.Lock()
-_compiling: list[bool] = []  # for each who compiles: whether to go on with collections after it
 
 
 def _on_a_large_stack(function: Callable[..., T], *args: object) -> T:

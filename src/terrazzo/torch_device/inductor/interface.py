@@ -9,6 +9,7 @@ import torch
 from torch._dynamo import trace_rules
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 
+from terrazzo.chips.gcu.description import find
 from terrazzo.torch_device import module
 from terrazzo.torch_device.start import name
 
@@ -114,10 +115,14 @@ class Interface(DeviceInterface):
 
 
 def register() -> None:
-    """Tell dynamo of the device, and of each by its number; our own code it need not trace."""
+    """Tell dynamo of the device, and of each by its number; our own code it need not trace.
+
+    Numbers are those that are described, seen or not: counting takes the runtime library, which a
+    process that compiles for the CPU has no use for and may have to build.
+    """
     trace_rules.add("terrazzo.torch_device")
     # Inductor writes cuda for hip before it asks, also in the middle of a name such as mychip.
     for known in {name(), name().replace("hip", "cuda")}:
         register_interface_for_device(known, Interface)
-        for index in range(module.device_count()):
+        for index in range(find(name()).devices):
             register_interface_for_device(f"{known}:{index}", Interface)
