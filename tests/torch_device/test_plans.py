@@ -20,6 +20,26 @@ def native() -> ModuleType:
     return start()
 
 
+@pytest.mark.parametrize("dtype, order", [  # a type has plans of its own
+    (torch.float32, (4, 2, 0, 3, 0, 7)), (torch.int64, (0, 0, 0, 2)), (torch.int32, (1, 2, 3, 0, 4)),
+    (torch.float16, (3, 1, 4))], ids=str)
+def test_numbers_that_decide_sizes(dtype: torch.dtype, order: tuple[int, ...]) -> None:
+    """From the third number on a plan reads them, but none may that says how much there is."""
+    for count in order:
+        for ends in ((2, 2 + count), (0.5, 0.5 + count), (count, 0, -1)):
+            found = torch.arange(*ends, dtype=dtype, device="gcu").cpu()
+            torch.testing.assert_close(found, torch.arange(*ends, dtype=dtype), rtol=0, atol=0)
+
+
+def test_numbers_for_no_elements_are_read(counted: ModuleType, native: ModuleType) -> None:
+    x = torch.ones(0, 3, device="gcu")
+    x.add_(x, alpha=0.25).mul_(0.25)
+    plans = native.plan_count()
+    for step in range(100):
+        x.add_(x, alpha=step + 0.5).mul_(step + 0.5)
+    assert native.plan_count() <= plans + 4 and counted.fallbacks() == {}
+
+
 def test_the_number_of_plans_is_bounded(native: ModuleType) -> None:
     x = torch.arange(60.0, device="gcu")
     before = native.limit_plans(5)

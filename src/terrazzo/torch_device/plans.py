@@ -55,6 +55,7 @@ class _Given:
         if isinstance(arg, torch.Tensor):
             return self._tensor(arg)
         if isinstance(arg, (list, tuple)):
+            self.seen += sum(type(a) is float for a in arg)  # numbers that no plan reads
             pairs = [self.argument(a, reads) for a in arg]
             return [n for n, _ in pairs], [f for _, f in pairs]
         return arg, arg
@@ -257,6 +258,8 @@ def _compiled(form: Form, piece: Piece, outputs: Sequence[Node | None],
               targets: Sequence[_Target], given: _Given) -> Any:
     kept = [t for t, node in zip(targets, outputs) if node is not None]
     if not any(node.meta["val"].numel() for node in piece.outputs):
+        if given.numbers:  # fails where a number decides sizes, which are those of this call
+            traced(piece, {}, {}, given.numbers)
         made = [(r.shape, r.strides, r.dtype, t.tensor,
                  t.tensor >= 0 and given.tensors[t.tensor].shape == r.shape)
                 for r, t in zip(results(piece, {}), kept)]
