@@ -262,11 +262,12 @@ def modelled(rank: int) -> list[float]:
 def main(rank: int, ranks: int, folder: str, what: str) -> None:
     """All checks of one rank."""
     torch.set_num_threads(1)
+    here: dict[str, Any] = {"cpu alone": cpu_alone(rank, ranks, folder)}
     store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("cpu:gloo,gcu:gcu", store=store, rank=rank, world_size=ranks,
                             timeout=timedelta(seconds=100))
     torch.gcu.set_device(rank)
-    here: dict[str, Any] = {"backend": dist.get_backend_config(), "rank": dist.get_rank()}
+    here |= {"backend": dist.get_backend_config(), "rank": dist.get_rank()}
     if what == "all":
         with torch.no_grad():
             for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
@@ -288,17 +289,41 @@ def main(rank: int, ranks: int, folder: str, what: str) -> None:
     for number, asked in enumerate(({"backend": "gcu"}, {}, {"device_id": device})):
         again = dist.FileStore(f"{folder}/{number}", ranks)
         dist.init_process_group(store=again, rank=rank, world_size=ranks, **asked)
-        check_the_group(ranks)
+        check_the_group(ranks, ["gcu"] if "backend" in asked else ["gcu", "cpu"])
         dist.destroy_process_group()
 
 
-def check_the_group(ranks: int) -> None:
+def check_the_group(ranks: int, devices: list[str]) -> None:
     """A group by the name of the device, or by none, as that is the accelerator."""
-    x = torch.ones(3, device="gcu")
-    dist.all_reduce(x)
+    tensors = [torch.full((3,), float(n), device=devices[n % len(devices)]) for n in range(1, 9)]
+    works = [dist.all_reduce(x, async_op=True) for x in tensors]
+    for n, (work, x) in enumerate(zip(works, tensors, strict=True), 1):
+        work.wait()
+        assert x.tolist() == [n * ranks] * 3, x
     dist.barrier()
-    assert dist.get_backend_config() == "gcu:gcu"
-    assert x.tolist() == [ranks] * 3, x
+    objects: list[Any] = [None] * ranks
+    dist.all_gather_object(objects, dist.get_rank())
+    assert objects == list(range(ranks))
+    assert {device.type for device in dist.group.WORLD._device_types} == set(devices)
+
+
+def cpu_alone(rank: int, ranks: int, folder: str) -> dict[str, Any]:
+    """A program that names no backend and has tensors of the CPU alone, as if we were not there."""
+    found: dict[str, Any] = {"accelerator": torch.accelerator.current_accelerator().type}
+    dist.init_process_group(store=dist.FileStore(f"{folder}/cpu", ranks), rank=rank,
+                            world_size=ranks, timeout=timedelta(seconds=100))
+    total = torch.full((3,), rank + 1.0)
+    dist.all_reduce(total)
+    model = ddp(network("transformer"))
+    x, y = next(batches("transformer", ranks))[rank]
+    F.cross_entropy(model(x), y).backward()
+    pair = torch.ones(2)
+    dist.all_reduce(pair, group=dist.new_group([0, 1]))
+    dist.barrier()
+    found |= {"sum": total.tolist(), "pair": pair.tolist(), "gradients": [
+        p.grad for p in model.parameters()], "used": torch.gcu.is_initialized()}
+    dist.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":

@@ -332,6 +332,21 @@ def test_compiling_for_the_cpu_is_no_first_use() -> None:
     assert ran.stdout.strip() == "False", ran.stderr
 
 
+def test_any_part_of_us_may_come_before_torch(tmp_path: Path) -> None:
+    """As installed: torch finds the entry point, and calls us while a part of us imports torch."""
+    installed = tmp_path / "device-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: device\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(
+        "[torch.backends]\nterrazzo_here = terrazzo.torch_device:autoload\n")
+    env = {**HERE, "TZ_TORCH_DEVICE": "gcu", "PYTHONPATH": f"{tmp_path}{os.pathsep}"
+           + HERE["PYTHONPATH"]}
+    ends = "import torch, sys; assert torch.gcu is sys.modules['terrazzo.torch_device.module']"
+    for first in ("build", "module", "start"):  # each imports torch in its first lines
+        subprocess.run([sys.executable, "-c", f"import terrazzo.torch_device.{first}; {ends}"],
+                       env=env, check=True, timeout=300)
+
+
 def test_torch_may_load_us_twice() -> None:
     ran = in_a_process("autoload(); print(torch.gcu.device_count() > 0)")
     assert ran.stdout.strip() == "True", ran.stderr

@@ -137,7 +137,20 @@ def test_collectives_take_modelled_time(two: list[dict[str, Any]], device: Modul
 def test_the_backend_goes_by_the_name_of_the_device(two: list[dict[str, Any]]) -> None:
     from torch.distributed import Backend
 
-    assert "gcu" in Backend.backend_list and Backend.default_device_backend_map["gcu"] == "gcu"
+    assert "gcu" in Backend.backend_list
+    assert Backend.default_device_backend_map["gcu"] == "gcu_gloo"  # where none is named
     assert [answers["rank"] for answers in two] == [0, 1]
     for answers in two:
         assert "gcu:gcu" in answers["backend"] and "cpu:gloo" in answers["backend"]
+
+
+def test_a_program_of_the_cpu_alone_that_names_no_backend(two: list[dict[str, Any]]) -> None:
+    model = work.network("transformer")
+    parts = [torch.nn.functional.cross_entropy(model(x), y)
+             for x, y in next(work.batches("transformer", 2))]
+    (sum(parts) / 2).backward()
+    for answers in two:
+        found = answers["cpu alone"]
+        assert found["accelerator"] == "gcu" and not found["used"]
+        assert found["sum"] == [3.0] * 3 and found["pair"] == [2.0] * 2
+        torch.testing.assert_close(found["gradients"], [p.grad for p in model.parameters()])

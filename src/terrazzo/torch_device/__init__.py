@@ -72,4 +72,8 @@ def _register(name: str) -> ModuleType:
     return module
 
 
+# Torch comes before any part of this package: it calls `autoload` while it is imported, which asks
+# for all parts, and one that had begun to import torch by itself would be found half made.
+import torch  # noqa: E402,F401
+
 __all__ = ["autoload", "register", "wanted"]
