@@ -23,10 +23,14 @@ activate()
 """
 
 
-def ran(words: list[str], folder: Path, **variables: str) -> str:
+def run(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=folder,
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=folder,
                           timeout=500, env={**os.environ, "PYTHONPATH": path, **variables})
+
+
+def ran(words: list[str], folder: Path, **variables: str) -> str:
+    done = run(words, folder, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -91,3 +95,74 @@ def test_the_pictures_are_up_to_date(tmp_path: Path) -> None:
     made = {file.name: file.read_text() for file in (tmp_path / "made").glob("*.svg")}
     kept = {file.name: file.read_text() for file in (ROOT / "docs" / "pictures").glob("gcu-*.svg")}
     assert made == kept and len(made) == 3, "run python docs/gcu_pictures.py"
+
+
+# ---------------------------------------------------------------- when something goes wrong
+MISTAKES = dict(re.findall(r"(?m)^\| (.*?) \| (.*) \|$", TEXT.partition("## When something")[2]))
+KERNEL = """
+import torch, triton, triton.language as tl
+from terrazzo.torch_device import register, wanted  # where terrazzo is not installed
+register(wanted())
+
+@triton.jit
+def double(x, out):
+    i = tl.program_id(0) * 64 + tl.arange(0, 64)
+    tl.store(out + i, 2 * tl.load(x + i))
+"""
+CHOSEN = "from terrazzo.triton_gcu.activate import activate; activate()\n"
+HERE = "from terrazzo.triton_cpu.activate import activate; activate()\n"
+LAUNCH = """
+import ctypes
+x = torch.ones(64 * 57, device="gcu")
+image = double[(57,)](x, x).asm["gcuimg"]  # by Triton's launcher it runs
+lib = ctypes.CDLL(tz.gcu.library_path())
+lib.gcuGetLastErrorMessage.restype = ctypes.c_char_p
+module, function = ctypes.c_void_p(), ctypes.c_void_p()
+arguments = (ctypes.c_int64 * 2)(x.data_ptr(), x.data_ptr())
+assert lib.gcuModuleLoadData(ctypes.byref(module), image, ctypes.c_size_t(len(image))) == 0
+assert lib.gcuModuleGetFunction(ctypes.byref(function), module, b"double") == 0
+assert lib.gcuLaunchKernel(function, 48, 1, 1, arguments, 2, None) == 0
+assert lib.gcuLaunchKernel(function, 57, 1, 1, arguments, 2, None) != 0
+print(lib.gcuGetLastErrorMessage().decode())
+torch.gcu.synchronize()
+assert x.view(57, 64)[:, 0].tolist() == [4.0] * 48 + [2.0] * 9
+"""
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    """Each is made, and what the table quotes is read."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    ran(["-m", "terrazzo", "chip", "new", "--from", "gcu", "mychip.toml"], tmp_path)
+    misspelt = (tmp_path / "mychip.toml").read_text().replace("vector_bits", "vektor_bits")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mychip.toml").write_text(misspelt)
+
+    def said(code: str, **variables: str) -> str:
+        env = {"TZ_TORCH_DEVICE": "mychip.toml", **variables}
+        (tmp_path / "program.py").write_text(code)
+        done = run(["program.py"], tmp_path, **env)
+        return done.stdout + done.stderr
+
+    none = {"TZ_CACHE_DIR": str(tmp_path / "cache"), "CC": "no-cc", "CXX": "no-cxx"}
+    device = "import torch; from terrazzo.torch_device import register, wanted; register(wanted())"
+    made = {
+        "a key": said("import terrazzo as tz; tz.gcu.description('other/mychip.toml')"),
+        "`device=": said(f"{device}; torch.ones(2, device='mychip')", TZ_TORCH_DEVICE="gcu"),
+        "a Triton kernel without": said(
+            KERNEL + HERE + "x = torch.ones(64, device='mychip'); double[(1,)](x, x)"),
+        "a tensor of the CPU": said(
+            KERNEL + CHOSEN + "x = torch.ones(64); double[(1,)](x, x.to('mychip'))"),
+        "no compiler": said("import terrazzo as tz; tz.gcu.library_path()", **none)
+            + said(f"{device}; torch.ones(2, device='mychip')", **none),
+        "a device too many": said(f"{device}; torch.ones(2, device='mychip:9')"),
+        "gcu: a launch of 57": said(
+            KERNEL + CHOSEN + "import terrazzo as tz\n" + LAUNCH, TZ_TORCH_DEVICE="gcu"),
+    }
+    rows = {row: read for row, read in MISTAKES.items() if row not in ("what you did", "---")}
+    assert len(rows) == len(made)
+    for begins, text in made.items():
+        (read,) = (read for row, read in rows.items() if row.startswith(begins))
+        quoted = re.findall(r"`([^`]+)`", read)
+        assert quoted and all(part in text for part in quoted), f"{begins}: {text}"
+    assert "AssertionError" not in made["gcu: a launch of 57"]

@@ -127,7 +127,7 @@ def _built(file: Path) -> Path:
 
 def _compile(command: list[str], file: Path) -> None:
     print(f"terrazzo: building the device for PyTorch {torch.__version__} with {command[0]}, once "
-          "(half a minute) ...", end="", file=sys.stderr, flush=True)
+          "(a minute on two cores) ...", end="", file=sys.stderr, flush=True)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         compilers = [subprocess.Popen(

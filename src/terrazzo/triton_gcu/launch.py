@@ -78,8 +78,7 @@ class GCULauncher(Launcher):
         """The error for a launch that the library refused, or for what failed before it."""
         message = self.library.gcuGetLastErrorMessage().decode("utf-8", "replace")
         if code == INVALID_POINTER:
-            for value in args:
-                self.home.check(getattr(value, "base", value))
+            self.home.check_all(args, self.signature)
         if code != ILLEGAL_ADDRESS:
             return GcuError(code, message)
         if knobs.launch_blocking:  # so it was this one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,17 @@ class Home:
     name: str  # in a sentence
     hint: str  # what to do with a tensor from elsewhere
 
-    def check(self, value: Any) -> None:
+    def check_all(self, args: Iterable[Any], names: Iterable[Any]) -> None:
+        """Refuse the first tensor of another device, by the name of its argument."""
+        for value, name in zip(args, names):
+            self.check(getattr(value, "base", value), f" as {name}")
+
+    def check(self, value: Any, place: str = "") -> None:
         """Refuse a tensor of another device: reading it would end the process."""
         device = getattr(value, "device", None)
         if getattr(device, "type", self.device) != self.device:
             raise WrongDevice(
-                f"a kernel for {self.name} was given a tensor on the device {device}",
+                f"a kernel for {self.name} was given a tensor on the device {device}{place}",
                 hint=self.hint)
 
     def address(self, value: Any) -> int:

@@ -109,9 +109,8 @@ class CPULauncher(Launcher):
 
     def launch(self, function: LoadedKernel, gx: int, gy: int, gz: int, stream: Any,
                args: Sequence[Any]) -> None:
-        if self.native is None:
-            for value in args:  # later ones come from the same place
-                arguments.CPU.check(value)
+        if self.native is None:  # later ones come from the same place
+            arguments.CPU.check_all(args, self.signature)
             self.native = function.function(self.count)
         if self.setting != knobs.threads:
             self.setting, self.threads = knobs.threads, thread_count()
