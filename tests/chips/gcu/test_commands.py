@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -49,6 +50,27 @@ def test_a_program_is_traced(tmp_path: Path) -> None:
     kernels = [e for e in events if e.get("cat") == "kernel"]
     assert len(kernels) == 1 and kernels[0]["dur"] > 0 and kernels[0]["args"]["bytes stored"] == 128
     assert sum(e.get("cat") == "copy" for e in events) == 2
+
+
+@built
+def test_a_trace_inside_another_takes_nothing_from_it() -> None:
+    """As where a program that traces itself is run by `tz gcu trace`."""
+    x = np.ones((4, 8), np.float32)
+    with tz.chip("gcu"):
+        with tz.gcu.trace() as whole:
+            tz.relu(x)
+            with tz.gcu.trace() as first:
+                tz.relu(x)
+            with pytest.raises(ZeroDivisionError), tz.gcu.trace() as failed:
+                tz.relu(x)
+                raise ZeroDivisionError
+            tz.relu(x)
+        with tz.gcu.trace() as alone:
+            tz.relu(x)
+    names = [record.name for record in alone.records]
+    assert len(names) == 3  # there, relu, back
+    assert [record.name for record in first.records] == names and failed.records == []
+    assert [record.name for record in whole.records] == 4 * names
 
 
 @built

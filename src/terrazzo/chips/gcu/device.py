@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -45,6 +46,8 @@ class Devices:
     def __init__(self, chip: Description):
         self.chip = chip
         self.library = library()
+        self._lock = threading.Lock()
+        self._open: list[list[Any]] = []  # of those that want records
         check(self.library.gcuConfigure(ctypes.byref(chip.c_struct())))
 
     def stream(self) -> int | None:
@@ -84,16 +87,33 @@ class Devices:
 
     @contextmanager
     def traced(self) -> Iterator[list[Any]]:
-        """A list that has a record of everything that ran inside, at the end."""
+        """A list that has a record of everything that ran inside, at the end.
+
+        One may begin inside another: what runs in both is in both.
+        """
         records: list[Any] = []
         check(self.library.gcuDeviceSynchronize())  # what was queued before is no part of it
-        check(self.library.gcuTraceStart())
+        with self._lock:
+            if self._open:
+                self._hand_out()
+            else:
+                check(self.library.gcuTraceStart())
+            self._open.append(records)
         try:
             yield records
             check(self.library.gcuDeviceSynchronize())
         finally:
-            check(self.library.gcuTraceStop())
-            records += self._records()
+            with self._lock:
+                if len(self._open) == 1:
+                    check(self.library.gcuTraceStop())
+                self._hand_out()
+                self._open = [other for other in self._open if other is not records]
+
+    def _hand_out(self) -> None:
+        """Give all that ask for records those that there are."""
+        found = list(self._records())
+        for records in self._open:
+            records += found
 
     def _records(self) -> Iterator[Any]:
         room, count = (Record * _RECORDS)(), ctypes.c_int()
