@@ -21,8 +21,8 @@ def native() -> ModuleType:
 
 
 @pytest.mark.parametrize("dtype, order", [  # a type has plans of its own
-    (torch.float32, (4, 2, 0, 3, 0, 7)), (torch.int64, (0, 0, 0, 2)), (torch.int32, (1, 2, 3, 0, 4)),
-    (torch.float16, (3, 1, 4))], ids=str)
+    (torch.float32, (4, 2, 0, 3, 0, 7)), (torch.int64, (0, 0, 0, 2)),
+    (torch.int32, (1, 2, 3, 0, 4)), (torch.float16, (3, 1, 4))], ids=str)
 def test_numbers_that_decide_sizes(dtype: torch.dtype, order: tuple[int, ...]) -> None:
     """From the third number on a plan reads them, but none may that says how much there is."""
     for count in order:

@@ -150,7 +150,7 @@ def test_pointers_of_the_host_are_refused() -> None:
     x, out = normal(64), zeros(64)
     with pytest.raises(GcuError, match="gcuErrorInvalidPointer"):
         add[(1,)](x, OnTheHost(), out, 64, BLOCK=64)
-    with pytest.raises(WrongDevice, match="given a tensor on the device .* as y"):
+    with pytest.raises(WrongDevice, match=r"given a tensor on the device .* as y"):
         add[(1,)](x, Elsewhere(), out, 64, BLOCK=64)
     add[(1,)](x, x, out, 64, BLOCK=64)  # nothing has stayed behind
     assert np.array_equal(out.numpy(), 2 * x.values)

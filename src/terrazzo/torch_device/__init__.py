@@ -11,6 +11,7 @@ device is first used (`module.py`). Operators: `operators.py`.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,6 +75,6 @@ def _register(name: str) -> ModuleType:
 
 # Torch comes before any part of this package: it calls `autoload` while it is imported, which asks
 # for all parts, and one that had begun to import torch by itself would be found half made.
-import torch  # noqa: E402,F401
+import_module("torch")
 
 __all__ = ["autoload", "register", "wanted"]

@@ -45,10 +45,11 @@ def _staged(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 def _both(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A group, which torch takes in place of its own, with a backend for each kind of tensors."""
     kinds, gloo = torch.distributed.ProcessGroup.BackendType, _gloo(store, rank, size, timeout)
+    staged = native().staged_backend(gloo, name())
     made = torch.distributed.ProcessGroup(store, rank, size)
     made._set_default_backend(kinds.GLOO)
     made._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-    made._register_backend(torch.device(name()), kinds.CUSTOM, native().staged_backend(gloo, name()))
+    made._register_backend(torch.device(name()), kinds.CUSTOM, staged)
     return made
 
 
