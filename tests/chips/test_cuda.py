@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from terrazzo.chips.cuda import driver
 from terrazzo.chips.cuda.simulate import Simulator
 from terrazzo.chips.memory import aligned_bytes
 from terrazzo.compiler.driver import compile_graph
-from terrazzo.errors import ArgumentError, DeviceError
+from terrazzo.errors import ArgumentError, DeviceError, VerifyError
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.knobs import knobs
@@ -188,3 +189,30 @@ def test_a_kernel_in_several_launches_is_one_row_of_a_profile(launched: list[str
     executable.code.run([x.ctypes.data, out.ctypes.data], 0, 1, clock.ctypes.data)
     assert len(launched) > rows and out[0] == 1 << 20
     assert (clock[:rows + 1] > 0).all() and (clock[rows + 1:] == -1).all()
+
+
+@pytest.mark.parametrize("function", [tz.softmax, tz.sum, tz.matmul, tz.gelu])
+def test_verify_names_the_chip(launched: list[str], function: Any) -> None:
+    with tz.chip("cpu"):
+        report = function.verify(chip="cuda", kinds=("random", "odd"), dtypes=["float32"])
+    assert "every level agrees" in str(report) and launched
+
+
+@pytest.mark.skipif(not driver.absence(), reason="there is a GPU")
+def test_verify_needs_the_chip() -> None:
+    with pytest.raises(DeviceError, match="nothing can run on 'cuda'"):
+        tz.exp.verify(chip="cuda")
+
+
+def test_verify_finds_a_kernel_that_is_wrong(launched: list[str], monkeypatch: pytest.MonkeyPatch
+                                             ) -> None:
+    launch = Simulator.launch
+
+    def wrong(self: Any, kernel: int, version: int, grid: int, pointers: Any, sizes: Any) -> None:
+        launch(self, kernel, version, grid, pointers, sizes)
+        ctypes.c_float.from_address(pointers[-1]).value += 1
+
+    monkeypatch.setattr(Simulator, "launch", wrong)
+    with pytest.raises(VerifyError) as error:
+        tz.exp.verify(np.ones((4, 5), np.float32), chip="cuda", kinds=("random",))
+    assert error.value.level == "code"

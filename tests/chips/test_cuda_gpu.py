@@ -138,3 +138,9 @@ def test_what_is_wrong_is_said() -> None:
         tz.exp.on("cpu")(torch.ones(3, device="cuda"))
     with pytest.raises(OutOfMemory):
         tz.exp(torch.zeros(1, device="cuda").expand(1 << 38))
+
+
+@pytest.mark.parametrize("function", [tz.softmax, tz.sum, tz.matmul, tz.gelu, tz.layer_norm])
+def test_verify(function: Any) -> None:
+    report = function.verify(chip="cuda", kinds=("random", "odd"), dtypes=["float32"])
+    assert "every level agrees" in str(report)

@@ -265,6 +265,7 @@ def verify(target: Target,
            level: Annotated[list[str] | None, typer.Option(
                "--level", "-l", help="Only this level; may be given several times.")] = None,
            seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+           chip: Annotated[str, typer.Option("--chip", help="The chip that is checked.")] = "",
            attr: Attributes = None) -> None:
     """Check every level of an operator against the one above, and its gradient."""
     from terrazzo.tools.verify.verifier import verify as check
@@ -272,7 +273,7 @@ def verify(target: Target,
     function = find(target)
     given = tensors(function, shape, "float32") if shape else []
     result = check(function, *given, levels=level or None,
-                   dtypes=dtype or None, seed=seed, **attributes(function, attr))
+                   dtypes=dtype or None, seed=seed, chip=chip, **attributes(function, attr))
     console.print(result)
 
 

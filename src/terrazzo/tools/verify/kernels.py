@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from terrazzo.base.scalar import Load, walk
 from terrazzo.base.unwind import Walk, unwind
+from terrazzo.chips.chip import Chip
 from terrazzo.graph import evaluate as graph_evaluate
 from terrazzo.graph.fusion import Group
 from terrazzo.graph.ir import Value
@@ -65,6 +67,20 @@ def _garbage(value: Value, dims: Mapping[Var, int]) -> np.ndarray:
     fresh = np.empty(shape, value.dtype.np)
     fresh.reshape(-1).view(np.uint8).fill(1 if value.dtype.is_bool else GARBAGE)
     return fresh
+
+
+@contextmanager
+def in_memory_of(chip: Chip, arrays: Sequence[np.ndarray]) -> Iterator[list[int]]:
+    """Where arrays lie for a chip's kernels, with what is around them; afterwards they hold that.
+
+    In the host's memory that is where they are.
+    """
+    wholes = [a if a.base is None else a.base for a in arrays]
+    blocks = [chip.memory.copy_in(whole) for whole in wholes]
+    yield [block.address + a.ctypes.data - whole.ctypes.data
+           for block, a, whole in zip(blocks, arrays, wholes, strict=True)]
+    for block, whole in zip(blocks, wholes, strict=True):
+        chip.memory.copy_out(block, whole)
 
 
 def fenced(value: Value, dims: Mapping[Var, int]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:

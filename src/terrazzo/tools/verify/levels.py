@@ -36,14 +36,14 @@ from terrazzo.loop.ir import Function
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.artifact import Over, Strides
 from terrazzo.runtime.executable import Executable
-from terrazzo.runtime.hosted import HostedExecutable, needs_host
-from terrazzo.runtime.layout import address_of, strides_of
+from terrazzo.runtime.hosted import HostedExecutable, needs_host, to_numpy
+from terrazzo.runtime.layout import strides_of
 from terrazzo.runtime.targets import Way, addresses_of
 from terrazzo.tools.verify import error_bounds
 from terrazzo.tools.verify.blame import apart, culprit
 from terrazzo.tools.verify.bounded import Bounded, exactly
 from terrazzo.tools.verify.comparison import Difference, compare
-from terrazzo.tools.verify.kernels import GARBAGE, fenced, interpreted, statements
+from terrazzo.tools.verify.kernels import GARBAGE, fenced, in_memory_of, interpreted, statements
 from terrazzo.tools.verify.stages import stage_of_code, stage_of_loops, stage_of_program
 
 LEVELS = ("graph", "expr", "loop", "code", "gradient")
@@ -221,7 +221,8 @@ class Subject:
         given = [np.ascontiguousarray(a).reshape(a.shape).copy() for a in inputs]
         rooms = [fenced(v, dims) for v in group.outputs]
         outputs = [inner for inner, _ in rooms]
-        self._invoke(i, [address_of(a) for a in (*given, *outputs)], dims)
+        with in_memory_of(self.options.chip, [*given, *outputs]) as pointers:
+            self._invoke(i, pointers, dims)
         for value, (_, sides) in zip(group.outputs, rooms, strict=True):
             if any((side != GARBAGE).any() for side in sides):
                 raise Wrong("code", group.program.name, Difference(), reason=(
@@ -281,7 +282,8 @@ class Subject:
 
     def _run_over(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """What is written over inputs, which are copies; other results lie where they like."""
-        given = [a.copy() for a in arrays]
+        memory = self.options.chip.memory
+        given = [memory.brought(a.copy()) for a in arrays]
         types = [(v.type, given[i]) if i is not None else (v.type, None)
                  for v, i in zip(self.source.outputs, self.over, strict=True)]
         dims = graph_evaluate.bind_dims(self.source, arrays)
@@ -292,7 +294,8 @@ class Subject:
         else:
             executable = self._overwriting
         way = Way(executable, given, targets)
-        return way(given, targets, addresses_of(given), addresses_of(targets))
+        results = way(given, targets, addresses_of(given), addresses_of(targets))
+        return [to_numpy(memory.to_host(r)) for r in results]
 
     @cached_property
     def _overwriting(self) -> Executable:
@@ -303,7 +306,10 @@ class Subject:
         """What lies between kernels must not depend on what was there before."""
         size = self.executable.arena_size(self.executable.bind(arrays))
         arena = self.executable.take_arena(size)
-        arena.owner.fill(GARBAGE)
+        if isinstance(arena.owner, np.ndarray):
+            arena.owner.fill(GARBAGE)
+        else:
+            arena.owner.fill_(GARBAGE)  # which torch's allocator hands out again
         self.executable.give_arena(arena)
 
 

@@ -24,7 +24,7 @@ from terrazzo.index import Var
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Buffer, For, Function, Store
 from terrazzo.loop.ir import walk as statements
-from terrazzo.tools.verify.kernels import interpreted
+from terrazzo.tools.verify.kernels import in_memory_of, interpreted
 
 IsRight = Callable[[Sequence[np.ndarray]], bool]
 _COUNT = 64  # elements on which a function of elements is tried
@@ -98,7 +98,8 @@ def _computes(node: Call, chip: Chip) -> bool:
     arrays = [rng.uniform(0.1, 2.0, _COUNT).astype(b.dtype.np) for b in buffers]
     wanted, got = (np.zeros(_COUNT, node.dtype.np) for _ in range(2))
     interpret.run(function, [*arrays, wanted], {})
-    chip.alone(function).run([chip.memory.address(a) for a in (*arrays, got)], 0, 1)
+    with in_memory_of(chip, [*arrays, got]) as pointers:
+        chip.alone(function).run(pointers, 0, 1)
     wide = wanted.astype(np.float64)
     spread = _ULP * np.abs(wide) * float(np.finfo(np.float16).eps if node.dtype.itemsize < 4 else
                                          np.finfo(node.dtype.np).eps) + 1e-30

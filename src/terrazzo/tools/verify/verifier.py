@@ -27,6 +27,7 @@ from terrazzo.base.nests import leaves
 from terrazzo.base.shapes import likely_shapes
 from terrazzo.calls.compiled import Compiled
 from terrazzo.calls.kernels import kernels_of
+from terrazzo.chips import registry
 from terrazzo.chips.registry import chip_named
 from terrazzo.compiler.rewriting import inlined
 from terrazzo.dtypes import as_dtype, float64
@@ -55,14 +56,19 @@ _OTHER_KINDS = ("given", "random", "special", "odd")
 # ---------------------------------------------------------------- verify
 def verify(function: Any, *args: Any, levels: Sequence[str] | None = None,
            dtypes: Sequence[Any] | None = None, kinds: Sequence[str] = KINDS, seed: int = 0,
-           **attrs: Any) -> Report:
+           chip: str = "", **attrs: Any) -> Report:
     """Check a function or operator at every level; raises VerifyError with the level to blame.
 
     Arguments are examples: their shapes are taken over, float values are drawn anew for every
     kind of input (the given ones are tried as well), integers keep their values because they may
     be indices. Without arguments shapes are found by trying. `attrs` go to the function; with
-    `out=`, machine code is also run over the inputs that are given there.
+    `out=`, machine code is also run over the inputs that are given there. With `chip`, programs,
+    loops and code are those of that chip, which must be here or simulated.
     """
+    if chip:
+        with registry.chip(chip):
+            return verify(function, *args, levels=levels, dtypes=dtypes, kinds=kinds, seed=seed,
+                          **attrs)
     target = _Target(function, attrs)
     own = (KERNEL,) if target.kernels else ()  # written by hand
     # A kink has no slope that could be checked.
