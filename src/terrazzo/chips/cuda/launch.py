@@ -89,7 +89,9 @@ class Device:
     def after(self, stream: int) -> None:
         import torch
 
-        torch.cuda.current_stream().wait_stream(torch.cuda.ExternalStream(stream))
+        # Without an address torch would make a new stream.
+        other = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()
+        torch.cuda.current_stream().wait_stream(other)
 
     def room(self, size: int) -> tuple[Any, int]:
         import torch
