@@ -8,7 +8,7 @@ part's (`native/distributed.cpp`).
 
 Torch asks for the backend of the accelerator where a program names none, and as soon as the native
 part is loaded that is ours, in programs of the CPU too. So that choice is a group for tensors of
-both (`gcu_gloo`), which leaves the device alone until it is given one of its tensors.
+both (`gcu_gloo`).
 """
 
 from __future__ import annotations
