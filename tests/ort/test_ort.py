@@ -145,6 +145,57 @@ def test_mistakes() -> None:
 
 
 # ---------------------------------------------------------------- as clients use it
+def test_bound_runs_are_repeated_until_something_is_bound_anew() -> None:
+    session = ort.InferenceSession(linear())
+    x, y, h = X.copy(), np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    for name, array in (("y", y), ("h", h)):
+        binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+
+    def check(given: np.ndarray, target: np.ndarray) -> None:
+        target[...] = np.nan
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(target, session.run(["y"], {"x": given})[0])
+        np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], target)
+
+    for turn in range(3):
+        x += turn
+        check(x, y)
+    assert binding._again is not None
+    other, target = X * 3, np.zeros((2, 3), np.float32)
+    binding.bind_cpu_input("x", other)
+    check(other, y)
+    binding.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_numpy(target))
+    check(other, target)
+    binding.bind_cpu_input("x", np.asfortranarray(other))  # which is copied first
+    check(other, target)
+    check(other, target)
+    y[...] = 7
+    session.run_with_iobinding(binding)
+    assert (y == 7).all(), "it is bound no more"
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_bound_memory_that_is_input_and_output(over: bool) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("Exp", ["t"], ["y"])],
+        "over", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (16, 16))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (16, 16))])
+    session = ort.InferenceSession(helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString())
+    square = np.random.default_rng(3).standard_normal((16, 16), np.float32)
+    x = square.copy()
+    out = x if over else np.zeros_like(x)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_numpy(out))
+    for _ in range(4):
+        x[...] = square
+        session.run_with_iobinding(binding)
+        np.testing.assert_allclose(out, np.exp(square.T), rtol=1e-5)
+
+
 def test_providers_that_are_not_here_are_warned_of() -> None:
     for providers in (["TensorrtExecutionProvider"], ["NoSuchProvider", "CPUExecutionProvider"],
                       [("ROCMExecutionProvider", {"device_id": 0})]):

@@ -68,10 +68,15 @@ class InferenceSession:
             self._session.export(options.optimized_model_filepath)
 
     @property
+    def _whole(self) -> CompiledModel | None:
+        """The model as one executable, if it is one."""
+        session = self._session
+        return session if isinstance(session, CompiledModel) else session.whole
+
+    @property
     def _device(self) -> str:
         """The device whose memory a model that is one executable reads and writes."""
-        session = self._session
-        whole = session if isinstance(session, CompiledModel) else session.whole
+        whole = self._whole
         return devices.CPU if whole is None or whole.executable.chip.name != devices.CUDA else (
             devices.CUDA)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,38 +121,48 @@ class IOBinding:
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, tuple[str, Any]] = {}  # where, and in which memory if it is given
         self._results: list[OrtValue] = []
+        # What repeats the last run, and of which code, as long as nothing is bound anew.
+        self._again: tuple[Any, Callable[[], None]] | None = None
 
     def bind_cpu_input(self, name: str, array: np.ndarray) -> None:
         """Use an array's memory as an input."""
-        self._inputs[name] = array
+        self._bind_input(name, array)
 
     def bind_ortvalue_input(self, name: str, value: OrtValue) -> None:
         """Use a value as an input."""
-        self._inputs[name] = value._array
+        self._bind_input(name, value._array)
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any,
                    shape: Sequence[int], buffer_ptr: int) -> None:
         """Use memory at an address as an input."""
-        self._inputs[name] = devices.at(buffer_ptr, element_type, shape,
-                                        device_named(device_type, device_id))
+        self._bind_input(name, devices.at(buffer_ptr, element_type, shape,
+                                          device_named(device_type, device_id)))
 
     def bind_output(self, name: str, device_type: str = CPU, device_id: int = 0,
                     element_type: Any = None, shape: Sequence[int] | None = None,
                     buffer_ptr: int | None = None) -> None:
         """Ask for an output, in memory at an address or in fresh memory."""
         device = device_named(device_type, device_id)
-        self._outputs[name] = device, None if buffer_ptr is None else devices.at(
-            buffer_ptr, element_type, shape or (), device)
+        self._bind_output(name, device, None if buffer_ptr is None else devices.at(
+            buffer_ptr, element_type, shape or (), device))
 
     def bind_ortvalue_output(self, name: str, value: OrtValue) -> None:
         """Write an output into a value's memory."""
-        self._outputs[name] = value.device_name(), value._array
+        self._bind_output(name, value.device_name(), value._array)
 
     def clear_binding_inputs(self) -> None:
         self._inputs.clear()
+        self._again = None
 
     def clear_binding_outputs(self) -> None:
         self._outputs.clear()
+        self._again = None
+
+    def _bind_input(self, name: str, array: Any) -> None:
+        self._inputs[name], self._again = array, None
+
+    def _bind_output(self, name: str, device: str, array: Any) -> None:
+        self._outputs[name], self._again = (device, array), None
 
     def synchronize_inputs(self) -> None:
         """Wait until what was queued for the inputs is done."""
@@ -175,6 +185,10 @@ class IOBinding:
 
         Memory that outputs are bound to is written to directly if it is the device's.
         """
+        whole = self._session._whole
+        if self._again is not None and self._again[0] is whole:
+            self._again[1]()
+            return
         holds = devices.memory_of(device).holds
         feeds = {name: devices.on_device(a, device) for name, a in self._inputs.items()}
         into = {name: a for name, (_, a) in self._outputs.items() if a is not None and holds(a)}
@@ -187,3 +201,8 @@ class IOBinding:
                 devices.copy(result, target)
                 result = target
             self._results.append(OrtValue(result, where))
+        if whole is not None and len(into) == len(self._outputs) and all(
+                feeds[name] is a for name, a in self._inputs.items()) and not any(
+                p.name in feeds for p in self._session._session.overridable):
+            again = whole.again(feeds, into)
+            self._again = None if again is None else (whole, again)

@@ -210,9 +210,7 @@ class Way:
 
         Such a call has been made: nothing was wrong with it but what may change meanwhile.
         """
-        if self.on_host or self.profiles is not None or 0 in (*places, *pointers) or any(
-                self.crooked) or not all(self._is_direct(i, places, pointers)
-                                         for i in range(len(self.rooms))):
+        if self.profiles is not None or not self.all_direct(places, pointers):
             return None
         code = self.executable.code
         if code.call_pointers is None or code.allocates or self.executable.arena_size(self.sizes):
@@ -220,6 +218,11 @@ class Way:
         code.prepare()
         return Repeated(code.call_pointers, (
             *places, *pointers, *self.sizes, 0, self.threads or thread_count()), knobs.threads)
+
+    def all_direct(self, places: Sequence[int], pointers: Sequence[int]) -> bool:
+        """Whether native code reads and writes all of such memory where it is."""
+        return not (self.on_host or 0 in (*places, *pointers) or any(self.crooked)) and all(
+            self._is_direct(i, places, pointers) for i in range(len(self.rooms)))
 
     def _is_direct(self, i: int, places: Sequence[int], pointers: Sequence[int]) -> bool:
         """Whether native code may write a result where its target is."""

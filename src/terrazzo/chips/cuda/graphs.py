@@ -64,6 +64,21 @@ class Recorded:
             kept = self._kept.get(sizes) or self._keep(sizes)
             return kept.run(inputs, targets)
 
+    def again(self, arrays: Sequence[Any], into: Sequence[Any], threads: int = 0
+              ) -> Callable[[], None] | None:
+        """As `Executable.again` does: by the recording for these addresses, once there is one."""
+        kept = self._kept.get(tuple(self.executable.bind(arrays)))
+        places = (*addresses_of(arrays), *addresses_of(into))
+        if kept is None or places not in kept.recordings:
+            return None
+
+        def run() -> None:
+            claim(into, self.executable.name)
+            with self._lock:
+                kept.play(places)
+
+        return run
+
     def _keep(self, sizes: Addresses) -> Kept:
         if len(self._kept) >= _MOST_SIZES:
             self._kept.pop(next(iter(self._kept)))
@@ -93,7 +108,7 @@ class Kept:
         if all(t is not None for t in targets) and self._in_place(inputs, targets):
             places = (*addresses_of(inputs), *addresses_of(targets))
             if places in self.seen:
-                self._play(places)
+                self.play(places)
                 return list(targets)
             if len(self.seen) >= _MOST_SEEN:
                 self.seen.pop(next(iter(self.seen)))
@@ -101,7 +116,7 @@ class Kept:
         self._order()
         for source, own in zip(inputs, self.inputs, strict=True):
             copy(source, own)
-        self._play(self.places)
+        self.play(self.places)
         return self._results(inputs, targets)
 
     def _in_place(self, inputs: Sequence[Any], targets: Sequence[Any]) -> bool:
@@ -117,7 +132,7 @@ class Kept:
         return not any(begins[i] < ends[o] and begins[o] < ends[i] for i in range(count)
                        for o in range(count, len(arrays)))
 
-    def _play(self, places: Addresses) -> None:
+    def play(self, places: Addresses) -> None:
         """Repeat what was recorded for these addresses; the first time, launch and record."""
         self._order()
         known = self.recordings.get(places)

@@ -81,6 +81,15 @@ class CompiledModel:
         table = dict(zip(made, results, strict=True))
         return [table[n] if n not in names[:i] else copied(table[n]) for i, n in enumerate(names)]
 
+    def again(self, values: Mapping[str, Any], into: Mapping[str, Any]
+              ) -> Callable[[], None] | None:
+        """What repeats a run on the same memory; None where a run does more than that."""
+        if self.profiles is not None or set(into) != {o.name for o in self.outputs} or not (
+                self.fits(values)):
+            return None
+        return self.runner.again([values[p.name] for p in self.inputs],
+                                 [into[o.name] for o in self.outputs], self.threads)
+
     def _repeated(self, numbers: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
         def run(arrays: Sequence[Any]) -> list[Any]:
             results = self.runner.run(arrays)
