@@ -105,11 +105,12 @@ class Kept:
         self.stream: int | None = None  # where the last call was queued
 
     def run(self, inputs: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-        if all(t is not None for t in targets) and self._in_place(inputs, targets):
-            places = (*addresses_of(inputs), *addresses_of(targets))
+        written = [own if t is None else t for t, own in zip(targets, self.outputs, strict=True)]
+        if self._in_place(inputs, written):
+            places = (*addresses_of(inputs), *addresses_of(written))
             if places in self.seen:
                 self.play(places)
-                return list(targets)
+                return self._results(inputs, targets, written)
             if len(self.seen) >= _MOST_SEEN:
                 self.seen.pop(next(iter(self.seen)))
             self.seen[places] = None
@@ -117,7 +118,7 @@ class Kept:
         for source, own in zip(inputs, self.inputs, strict=True):
             copy(source, own)
         self.play(self.places)
-        return self._results(inputs, targets)
+        return self._results(inputs, targets, self.outputs)
 
     def _in_place(self, inputs: Sequence[Any], targets: Sequence[Any]) -> bool:
         """Whether kernels may read and write all of these where they lie."""
@@ -157,8 +158,11 @@ class Kept:
             self.device.after(self.stream)
         self.stream = now
 
-    def _results(self, inputs: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-        """What was made, in arrays of the caller's own."""
+    def _results(self, inputs: Sequence[Any], targets: Sequence[Any], written: Sequence[Any]
+                 ) -> list[Any]:
+        """What was written, in arrays of the caller's own."""
+        if all(a is b for a, b in zip(targets, written, strict=True)):
+            return list(targets)
         here = not inputs or any(map(self.memory.holds, inputs))
         like = next((a for a in inputs if hasattr(a, "data_ptr")), None)
         if not here and all(t is None for t in targets):
@@ -166,6 +170,7 @@ class Kept:
             return back if like is not None else [to_numpy(o) for o in back]
         fresh = self.executable.allocate(self.sizes, like)
         results = [f if t is None else t for f, t in zip(fresh, targets, strict=True)]
-        for made, result in zip(self.outputs, results, strict=True):
-            copy(made, result)
+        for made, result in zip(written, results, strict=True):
+            if made is not result:
+                copy(made, result)
         return results
