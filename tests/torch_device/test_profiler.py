@@ -109,6 +109,25 @@ def test_regions_are_around_their_kernels() -> None:
 
 
 @with_kineto
+def test_profiles_and_traces_inside_each_other() -> None:
+    from terrazzo import gcu
+
+    x = torch.ones(10, device="gcu")
+    x + 1, x * 2, x - 3
+    with gcu.trace() as whole:
+        x + 1
+        with profile(activities=BOTH) as made:
+            x * 2
+            with gcu.trace() as part:
+                x - 3
+        x * 2
+    assert [record.name for record in part.records] == [b"k_subtract"]
+    assert [record.name for record in whole.records] == [
+        b"k_add", b"k_multiply", b"k_subtract", b"k_multiply"]
+    assert [event.name for event in on_device(made)] == ["k_multiply", "k_subtract"]
+
+
+@with_kineto
 def test_a_trace_for_viewers(tmp_path: Path) -> None:
     made = profiled()
     made.export_chrome_trace(str(tmp_path / "trace.json"))

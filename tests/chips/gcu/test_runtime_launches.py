@@ -364,6 +364,53 @@ def test_long_traces_are_read_in_parts(kit: Kit) -> None:
     check(kit.lib.gcuFree(slot))
 
 
+def test_traces_inside_others(kit: Kit) -> None:
+    """Each has all that ran between its own beginning and end, in parts that are read by few."""
+    slot, held, count = kit.zeros(1), (Record * 5)(), ctypes.c_int()
+
+    def launched(times: int) -> None:
+        for _ in range(times):
+            check(kit.launch("mark", 1, slot))
+        check(kit.lib.gcuDeviceSynchronize())
+
+    def ended() -> list[int]:
+        check(kit.lib.gcuTraceStop())
+        seen: list[int] = []
+        count.value = 1
+        while count.value:
+            check(kit.lib.gcuTraceRead(held, 5, count))
+            seen += [record.correlation for record in held[:count.value]]
+        return seen
+
+    found = []
+    for times in (3, 300):  # more than there is room for at first
+        check(kit.lib.gcuTraceStart())
+        launched(times)
+        check(kit.lib.gcuTraceStart())
+        launched(7)
+        check(kit.lib.gcuTraceStart())
+        innermost = ended()
+        launched(2)
+        inner = ended()
+        launched(1)
+        check(kit.lib.gcuTraceStart())
+        launched(4)
+        check(kit.lib.gcuTraceStop())  # nobody reads it
+        outer = ended()
+        assert (len(innermost), len(inner), len(outer)) == (0, 9, times + 14)
+        assert outer == sorted(set(outer)) and outer[times:times + 9] == inner
+        assert ended() == []  # of none that is open
+        launched(1)
+        found.append(outer)
+    assert max(found[0]) < min(found[1])
+    for _ in range(64):
+        check(kit.lib.gcuTraceStart())
+    said = kit.fails("gcuErrorInvalidValue", kit.lib.gcuTraceStart())
+    assert said == "64 traces are open already"
+    assert [ended() for _ in range(64)] == [[]] * 64
+    check(kit.lib.gcuFree(slot))
+
+
 def test_grids_of_many_waves(kit: Kit) -> None:
     """More counters than a stream keeps, and then few again."""
     for count in (48 * 4000, 48, 48 * 5000):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -46,8 +45,6 @@ class Devices:
     def __init__(self, chip: Description):
         self.chip = chip
         self.library = library()
-        self._lock = threading.Lock()
-        self._open: list[list[Any]] = []  # of those that want records
         check(self.library.gcuConfigure(ctypes.byref(chip.c_struct())))
 
     def stream(self) -> int | None:
@@ -89,31 +86,17 @@ class Devices:
     def traced(self) -> Iterator[list[Any]]:
         """A list that has a record of everything that ran inside, at the end.
 
-        One may begin inside another: what runs in both is in both.
+        One may begin inside another, or inside a profile: what runs in both is in both.
         """
         records: list[Any] = []
         check(self.library.gcuDeviceSynchronize())  # what was queued before is no part of it
-        with self._lock:
-            if self._open:
-                self._hand_out()
-            else:
-                check(self.library.gcuTraceStart())
-            self._open.append(records)
+        check(self.library.gcuTraceStart())
         try:
             yield records
             check(self.library.gcuDeviceSynchronize())
         finally:
-            with self._lock:
-                if len(self._open) == 1:
-                    check(self.library.gcuTraceStop())
-                self._hand_out()
-                self._open = [other for other in self._open if other is not records]
-
-    def _hand_out(self) -> None:
-        """Give all that ask for records those that there are."""
-        found = list(self._records())
-        for records in self._open:
-            records += found
+            check(self.library.gcuTraceStop())
+            records += self._records()
 
     def _records(self) -> Iterator[Any]:
         room, count = (Record * _RECORDS)(), ctypes.c_int()
