@@ -57,6 +57,20 @@ def test_a_part_loads_without_the_whole(part: str) -> None:
     assert loaded == "False"
 
 
+@pytest.mark.triton
+@pytest.mark.torch
+def test_dynamo_brings_in_nothing_that_compiles() -> None:
+    """It imports Triton, and Triton all of its backends: ours wait for a kernel."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    heavy = ("terrazzo.triton_cpu.frontend", "terrazzo.triton_cpu.launch", "terrazzo.expr",
+             "terrazzo.graph", "terrazzo.chips.cpu.llvm", "terrazzo.chips.gcu.counting", "llvmlite")
+    program = ("import sys, torch._dynamo, triton; from triton.backends import backends; "
+               "assert {'cpu', 'gcu'} <= set(backends), backends; "
+               f"print([m for m in {heavy!r} if m in sys.modules])")
+    assert run_python(program) == "[]"
+
+
 def test_operators_of_a_part_run() -> None:
     """A session, say, calls operators on arrays although nobody imported the public names."""
     answer = run_python("import numpy, terrazzo.ops\nfrom terrazzo.graph.ir import operator_named\n"

@@ -19,7 +19,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from terrazzo.triton_cpu import backend  # noqa: E402
+from terrazzo.triton_cpu import stages  # noqa: E402
 from terrazzo.triton_cpu.deep import with_room  # noqa: E402
 
 pytestmark = [pytest.mark.triton, pytest.mark.torch]
@@ -101,7 +101,7 @@ def _calls(steps: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> int:
         return with_room(profile.runcall, function, *args)  # its names fit Python's own stack
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "with_room", counted)
+        patch.setattr(stages, "with_room", counted)
         _steps.warmup(torch.float32, torch.float32, steps, 64, kind, grid=(1,))
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 

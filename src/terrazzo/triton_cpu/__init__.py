@@ -5,8 +5,8 @@ Triton finds `compiler` and `driver` here through the entry point group `triton.
 | file | what it does |
 |---|---|
 | `frontend/` | from TTIR to Loop IR, for a chip that it is told of |
-| `backend` | options, and the stages that backends share |
-| `compiler` | its own stages: ttir, loop, llir, o (each readable in `kernel.asm`) |
+| `compiler`, `backend` | what Triton sees of it: its stages by name, options |
+| `stages`, `cpu_stages` | what they do: ttir, loop, llir, o (each readable in `kernel.asm`) |
 | `launch/`, `driver` | running kernels, and the device that the CPU pretends to be |
 | `libdevice` | functions of `triton.language.extra.libdevice`, as kernels call them |
 | `deep` | stack for kernels of many thousand operations |

@@ -1,7 +1,7 @@
-"""What Triton's backends for chips of ours share: options, and the stages from TTIR to code.
+"""What Triton's backends for chips of ours share: their options, and what they tell Triton.
 
-A backend says which chip loops are written for and what its last stages make of them; TTIR, Loop IR
-and LLVM text are made here for all of them.
+Whoever imports Triton imports its backends, dynamo for one. So what compiles (`stages.py`) and what
+launches are imported when the first kernel asks for them.
 """
 
 from __future__ import annotations
@@ -9,27 +9,15 @@ from __future__ import annotations
 import hashlib
 import sys
 from abc import ABC
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
 
 from triton import knobs as triton_knobs
-from triton._C.libtriton import ir, passes
 from triton.backends import compiler as triton_compiler
 
 from terrazzo.chips.cpu.description import host
-from terrazzo.chips.cpu.llvm import jit
-from terrazzo.errors import CodegenError
-from terrazzo.knobs import knobs
-from terrazzo.triton_cpu.deep import with_room
-from terrazzo.triton_cpu.frontend.conversions import convert_custom_types
-from terrazzo.triton_cpu.frontend.elementwise import ALONE
-from terrazzo.triton_cpu.frontend.lower import Lowered, lower
-from terrazzo.triton_cpu.frontend.state import Target
-from terrazzo.triton_cpu.frontend.ttir import parse, walk
-from terrazzo.triton_cpu.frontend.waiting import has_waiting
 
 
 @dataclass(frozen=True)
@@ -89,13 +77,6 @@ def _fp_fusion(requested: bool | None) -> bool:
     return bool(language.default_fp_fusion if requested is None else requested)
 
 
-class LoopText(str):
-    """The text of Loop IR, with the function itself for the next stage."""
-
-    lowered: Lowered
-    waits: bool
-
-
 class LoopBackend(triton_compiler.BaseBackend, ABC):
     """A backend whose kernels become Loop IR; what is left is a hash and the stages."""
 
@@ -124,6 +105,8 @@ class LoopBackend(triton_compiler.BaseBackend, ABC):
         return (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
     def get_codegen_implementation(self, options: Options) -> dict[str, Any]:
+        from terrazzo.triton_cpu.frontend.conversions import convert_custom_types
+
         return {"min_dot_size": lambda lhs, rhs: (1, 1, 1),
                 "convert_custom_types": convert_custom_types}
 
@@ -136,83 +119,6 @@ class LoopBackend(triton_compiler.BaseBackend, ABC):
         """TTIR's own dialects are all there is."""
 
 
-def make_ttir(module: Any) -> Any:
-    """TTIR without calls, block pointers and descriptors."""
-    manager = ir.pass_manager(module.context)
-    manager.enable_debug()
-    passes.common.add_inliner(manager)
-    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):  # gone since 3.8
-        passes.ttir.add_rewrite_tensor_pointer(manager)
-    passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
-    passes.common.add_canonicalizer(manager)
-    passes.ttir.add_combine(manager)
-    passes.ttir.add_reorder_broadcast(manager)
-    passes.common.add_cse(manager)
-    passes.common.add_symbol_dce(manager)
-    passes.ttir.add_loop_unroll(manager)
-    manager.run(module, "make_ttir")
-    return module
-
-
-def generic_text(module: Any) -> str:
-    """A module in MLIR's generic form.
-
-    libtriton has no flag for it, but MLIR prints what it cannot verify in that form; an attribute
-    that belongs on modules only, set on the kernel, is enough.
-    """
-    kernel = module.get_function(module.get_entry_func_name())
-    kernel.set_attr("ttg.num-ctas", ir.builder(module.context).get_int32_attr(1))
-    text = str(module.str())
-    if '"builtin.module"' not in text:
-        raise CodegenError("this version of Triton does not print the generic form of TTIR",
-                           hint="terrazzo supports Triton 3.6 to 3.9")
-    return text
-
-
-def make_loops(module: Any, metadata: dict[str, Any], target: Target) -> LoopText:
-    """The loops of a kernel for a chip; what its launcher must know goes into `metadata`."""
-    ttir = generic_text(module)
-    text = with_room(_loops, ttir, metadata["enable_fp_fusion"], target, lines=ttir.count("\n"))
-    metadata["name"] = text.lowered.function.name
-    metadata["reports"], metadata["waits"] = text.lowered.reports, text.waits
-    return text
-
-
-def _loops(ttir: str, fusion: bool, target: Target) -> LoopText:
-    parsed = parse(ttir)
-    if not fusion:
-        for function in parsed.functions.values():
-            for op in walk(function.regions[0]):
-                if op.name == "arith.mulf":
-                    op.attrs[ALONE] = True
-    lowered = lower(parsed, target, knobs.sanitize)
-    text = LoopText(lowered.function)
-    text.lowered, text.waits = lowered, has_waiting(parsed)
-    return text
-
-
-def make_llvm(text: str, write: Callable[[Lowered], str]) -> str:
-    """The LLVM IR that a backend writes for the loops of a kernel."""
-    if not isinstance(text, LoopText):
-        raise CodegenError("Loop IR cannot be read back from text",
-                           hint="override the stage ttir or llir instead")
-    return with_room(write, text.lowered, lines=text.count("\n"))
-
-
-def make_object(text: str) -> bytes:
-    """Code for the processor of this machine."""
-    return jit.compile_object(text, host(), effort(text))
-
-
 def host_key() -> str:
     """A text that is equal where the same code runs."""
     return host().fingerprint
-
-
-def effort(text: str) -> jit.OptLevel:
-    """How much LLVM does for a kernel: compile time of long ones is worth more than the last bit
-    of speed."""
-    return "light" if text.count("\n") < LONG else "quick"
-
-
-LONG = 1000  # lines of LLVM IR

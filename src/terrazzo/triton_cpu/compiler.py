@@ -9,20 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from terrazzo.chips.cpu.description import host
-from terrazzo.chips.cpu.schedule import streaming_sizes
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import make_key, source_stamp
-from terrazzo.triton_cpu.backend import (
-    LoopBackend,
-    LoopText,
-    Options,
-    make_llvm,
-    make_loops,
-    make_object,
-    make_ttir,
-)
-from terrazzo.triton_cpu.frontend.state import Target
-from terrazzo.triton_cpu.launch.entry import kernel_text
+from terrazzo.triton_cpu.backend import LoopBackend, Options
 
 
 class CPUBackend(LoopBackend):
@@ -36,22 +25,9 @@ class CPUBackend(LoopBackend):
                                         chip=host())
 
     def add_stages(self, stages: dict[str, Any], options: Options, language: Any = None) -> None:
-        stages["ttir"] = lambda src, metadata: make_ttir(src)
-        stages["loop"] = lambda src, metadata: _make_loops(src, metadata)
-        stages["llir"] = lambda src, metadata: _make_llvm(src)
-        stages["o"] = lambda src, metadata: _make_object(src, metadata)
+        from terrazzo.triton_cpu import cpu_stages
 
-
-def _make_loops(module: Any, metadata: dict[str, Any]) -> LoopText:
-    chip = host()
-    text = make_loops(module, metadata, Target(chip, streaming_sizes(chip)))
-    metadata["shared"] = 1  # kernels that size their grid divide by what they take of it
-    return text
-
-
-def _make_llvm(text: str) -> str:
-    return make_llvm(text, kernel_text)
-
-
-def _make_object(text: str, metadata: dict[str, Any]) -> bytes:
-    return make_object(text)
+        stages["ttir"] = lambda src, metadata: cpu_stages.make_ttir(src)
+        stages["loop"] = lambda src, metadata: cpu_stages.make_loops(src, metadata)
+        stages["llir"] = lambda src, metadata: cpu_stages.make_llvm(src)
+        stages["o"] = lambda src, metadata: cpu_stages.make_object(src)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triton.backends import compiler as triton_compiler
 from triton.backends import driver as triton_driver
 
 from terrazzo.chips.cpu.description import host, usable_cores
 from terrazzo.knobs import knobs
-from terrazzo.triton_cpu.launch import shadows
-from terrazzo.triton_cpu.launch.launcher import CPULauncher, LoadedKernel
-from terrazzo.triton_cpu.launch.reporting import reporting
+
+if TYPE_CHECKING:
+    from terrazzo.triton_cpu.launch.launcher import LoadedKernel
 
 
 class _Event:
@@ -60,6 +60,8 @@ class _Utils:
     def load_binary(self, name: str, code: bytes, shared: int, device: Any
                     ) -> tuple[LoadedKernel, LoadedKernel, int, int, int]:
         """Module, function, registers, spills, threads at most: Triton wants all five."""
+        from terrazzo.triton_cpu.launch.launcher import LoadedKernel
+
         kernel = LoadedKernel(code)
         return kernel, kernel, 1, 0, 1 << 30  # kernels that size their grid divide by it
 
@@ -76,7 +78,16 @@ def _gpu_is_there() -> bool:
 
 
 if knobs.sanitize:  # as early as can be: outputs are made before the first launch
+    from terrazzo.triton_cpu.launch import shadows
+
     shadows.watch()
+
+
+def _launcher(src: Any, metadata: Any) -> Any:
+    from terrazzo.triton_cpu.launch.launcher import CPULauncher
+    from terrazzo.triton_cpu.launch.reporting import reporting
+
+    return reporting(CPULauncher(src, metadata))
 
 
 class CPUDriver(triton_driver.DriverBase):
@@ -84,7 +95,7 @@ class CPUDriver(triton_driver.DriverBase):
 
     def __init__(self) -> None:
         self.utils = _Utils()
-        self.launcher_cls = lambda src, metadata: reporting(CPULauncher(src, metadata))
+        self.launcher_cls = _launcher
         self.get_current_stream = lambda device=None: 0
         self.get_device_capability = lambda device=None: (0, 0)
 

@@ -5,7 +5,8 @@ Triton finds `compiler` and `driver` here through the entry point group `triton.
 | file | what it does |
 |---|---|
 | `chip` | which chip that is, and its runtime library |
-| `compiler` | options and stages: ttir, loop, llir, gcuimg (each readable in `kernel.asm`) |
+| `compiler` | what Triton sees of it: its stages by name, options |
+| `gcu_stages` | what they do: ttir, loop, llir, gcuimg (each readable in `kernel.asm`) |
 | `launch` | loaded images, and launches by the library |
 | `streams` | which device and stream a launch goes to |
 | `driver` | devices, streams, and benchmarks by modelled time |

@@ -10,27 +10,11 @@ concrete subclass of `BaseBackend`.
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
-from terrazzo.chips.gcu.counting import counted
-from terrazzo.chips.gcu.description import Description
-from terrazzo.chips.gcu.image import ImageFunction, write_image
 from terrazzo.knobs import knobs
 from terrazzo.runtime.cache import make_key, source_stamp
-from terrazzo.triton_cpu.backend import (
-    LoopBackend,
-    LoopText,
-    Options,
-    host_key,
-    make_llvm,
-    make_loops,
-    make_object,
-    make_ttir,
-)
-from terrazzo.triton_cpu.frontend.lower import Lowered
-from terrazzo.triton_cpu.frontend.state import Target
-from terrazzo.triton_cpu.launch.entry import ENTRY, image_text
+from terrazzo.triton_cpu.backend import LoopBackend, Options, host_key
 from terrazzo.triton_gcu.chip import description
 
 
@@ -58,12 +42,13 @@ class GCUBackend(LoopBackend):
         return options
 
     def add_stages(self, stages: dict[str, Any], options: Options, language: Any = None) -> None:
+        from terrazzo.triton_gcu import gcu_stages
+
         chip = description()
-        stages["ttir"] = lambda src, metadata: make_ttir(src)
-        stages["loop"] = lambda src, metadata: _make_loops(src, metadata, chip)
-        stages["llir"] = lambda src, metadata: make_llvm(
-            src, lambda lowered: image_text(_counted(lowered, chip), metadata["waits"]))
-        stages["gcuimg"] = lambda src, metadata: _make_image(src, metadata, chip)
+        stages["ttir"] = lambda src, metadata: gcu_stages.make_ttir(src)
+        stages["loop"] = lambda src, metadata: gcu_stages.make_loops(src, metadata, chip)
+        stages["llir"] = lambda src, metadata: gcu_stages.make_llvm(src, metadata, chip)
+        stages["gcuimg"] = lambda src, metadata: gcu_stages.make_image(src, metadata, chip)
 
 
 _warned: set[str] = set()
@@ -75,24 +60,3 @@ def _warn_of_warps(asked: int) -> None:
         _warned.add(chip.name)
         warnings.warn(f"a program has {chip.warps} warp on {chip.name}: num_warps={asked} or any "
                       "other number changes nothing (said once)", stacklevel=2)
-
-
-def _make_loops(module: Any, metadata: dict[str, Any], chip: Description) -> LoopText:
-    target = Target(chip.spec(), None, (chip.matrix_rows, chip.matrix_columns), scratchpad=True)
-    text = make_loops(module, metadata, target)
-    scratchpad = text.lowered.local_bytes
-    if knobs.sanitize:  # what the sanitizer keeps for itself must not make a kernel too large
-        scratchpad = min(scratchpad, chip.scratchpad_bytes)
-    metadata["shared"], metadata["kinds"] = scratchpad, text.lowered.kinds
-    metadata["num_warps"] = chip.warps
-    return text
-
-
-def _counted(lowered: Lowered, chip: Description) -> Lowered:
-    return replace(lowered, function=counted(lowered.function, chip, per="program"))
-
-
-def _make_image(text: str, metadata: dict[str, Any], chip: Description) -> bytes:
-    function = ImageFunction(metadata["name"], ENTRY, metadata["kinds"],
-                             scratchpad=metadata["shared"])
-    return write_image(make_object(text), [function], chip.fingerprint)

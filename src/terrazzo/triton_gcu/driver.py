@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triton.backends import compiler as triton_compiler
 from triton.backends import driver as triton_driver
@@ -18,8 +18,10 @@ from triton.backends import driver as triton_driver
 from terrazzo.chips.gcu.library import check
 from terrazzo.knobs import knobs
 from terrazzo.triton_gcu.chip import description, runtime
-from terrazzo.triton_gcu.launch import LoadedKernel, make_launcher
 from terrazzo.triton_gcu.streams import current_device, current_stream
+
+if TYPE_CHECKING:
+    from terrazzo.triton_gcu.launch import LoadedKernel
 
 # What is added to the number of a device under the sanitizer, for Triton keeps compiled kernels by
 # that number.
@@ -94,11 +96,19 @@ class _Utils:
     def load_binary(self, name: str, code: bytes, shared: int, device: Any
                     ) -> tuple[LoadedKernel, LoadedKernel, int, int, int]:
         """Module, function, registers, spills, threads at most: Triton wants all five."""
+        from terrazzo.triton_gcu.launch import LoadedKernel
+
         kernel = LoadedKernel.load(code, name)
         return kernel, kernel, 1, 0, description().warps
 
     def unload_module(self, module: LoadedKernel) -> None:
         module.unload()
+
+
+def _launcher(src: Any, metadata: Any) -> Callable[..., None]:
+    from terrazzo.triton_gcu.launch import make_launcher
+
+    return make_launcher(src, metadata)
 
 
 class GCUDriver(triton_driver.DriverBase):
@@ -109,7 +119,7 @@ class GCUDriver(triton_driver.DriverBase):
     def __init__(self) -> None:
         self.first = BESIDE_ANOTHER if self.wanted else 0
         self.utils = _Utils()
-        self.launcher_cls = make_launcher
+        self.launcher_cls = _launcher
         self.get_current_stream = lambda device=None: current_stream()
         self.get_device_capability = lambda device=None: description().capability
 

@@ -122,7 +122,7 @@ class Version:
         if level == "asm":
             from terrazzo.chips.cpu.description import host
             from terrazzo.chips.cpu.llvm import jit
-            from terrazzo.triton_cpu.backend import effort
+            from terrazzo.triton_cpu.stages import effort
 
             text = self.show("llvm")
             return jit.assembly(text, host(), effort(text))
