@@ -133,6 +133,30 @@ def test_sizes_have_tables_of_their_own(simulated: None, monkeypatch: pytest.Mon
     assert made == [(3,), (16,), (0,), (5,)]
 
 
+def test_launches_between_what_the_host_does_are_one_call(
+        simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that the CPU runs, a loop whose turns differ, and a branch."""
+    def program(x: Any) -> Any:
+        y = tz.cumsum(tz.softmax(tz.exp(x) @ x), axis=0)
+        y = tz.while_loop(lambda y: tz.sum(y * y) < 1e4, lambda y: tz.tanh(y @ x) + y * 2, y)
+        return tz.cond(tz.sum(y) > 0, lambda y: tz.exp(-y @ x), lambda y: y * 2, y)
+
+    executable = compiled(program, (32, 32))
+    assert executable.code.call_pointers is None
+    alone: list[int] = []
+    step = Launched.step
+    monkeypatch.setattr(Launched, "step", lambda self, kind, *rest: (
+        alone.append(1) if kind[0] == "launch" else None, step(self, kind, *rest))[1])
+    x = np.random.default_rng(0).standard_normal((32, 32), np.float32) / 8
+    with tz.chip("cpu"):
+        want = tz.jit(program)(x)
+    for _ in range(3):
+        np.testing.assert_allclose(executable(x), want, rtol=2e-4, atol=1e-5)
+    # Turns of the loop read and write one of two places in turn.
+    tables, segments = executable.code.tables, executable.code.segments
+    assert not alone and 2 < len(segments) < len(tables) <= 2 * len(segments)
+
+
 def test_an_error_in_a_launch_is_raised(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise ValueError("this kernel is broken")

@@ -94,7 +94,8 @@ class Followed:
         rooms = [self.machine.room(n(sizes)) for n in self.rooms]
         bases = {"slot": given, "constant": self.constants, "arena": [arena],
                  "room": [address for _, address in rooms]}
-        for i, (first, end) in enumerate(pairwise([*self.begins, len(self.steps)])):
+        parts = pairwise([*self.begins, len(self.steps)] if clock else [0, len(self.steps)])
+        for i, (first, end) in enumerate(parts):
             self.stamp(clock, i)
             self.all_of(self.steps[first:end], bases, sizes)
         self.stamp(clock, len(self.begins))

@@ -15,6 +15,8 @@ from terrazzo.chips.cuda import driver, native
 from terrazzo.chips.cuda.follow import Followed, Machine, Sizes, size_of
 from terrazzo.chips.cuda.native import Loaded, line
 from terrazzo.errors import DeviceError
+from terrazzo.index import compile_python, free_vars
+from terrazzo.runtime.artifact import index_from
 
 _MOST_KNOWN = 4096  # combinations of sizes whose tables are remembered
 _ROOM_ALIGN = 256  # bytes; descriptors and kernels want less
@@ -125,7 +127,10 @@ class Launched(Followed):
 
     def __init__(self, made: Assembled, constants: Sequence[int], device: Launcher):
         super().__init__(made, constants, device)
-        self.device = device
+        self.device, self.facts = device, made.facts["kernels"]
+        # Of launches in a row, what tells their numbers apart; and tables by those numbers.
+        self.segments: dict[tuple[int, int], Callable[[Sizes], tuple[int, ...]]] = {}
+        self.tables: dict[tuple[int, ...], Prepared] = {}
         if all(step[0] == "launch" for step in self.steps):
             self.call_pointers = self.written_out()
 
@@ -172,25 +177,67 @@ class Launched(Followed):
         """All launches for some sizes."""
         sizes = dict(zip(self.dims, values, strict=True))
         slots = len(self.slot_sizes)
-        first = {"slot": 1, "arena": slots + 1, "room": slots + 2}
-        begins, room = [], 0
+        rooms, room = [], 0
         for size in self.rooms:
-            begins.append(room)
+            rooms.append((slots + 2, room))
             room += _rounded(size(sizes))
-        lines = []
-        for _, number, places in self.steps:
+        return self.table(self.steps, sizes, rooms, (slots + 2, room), slots)
+
+    def table(self, steps: Sequence[Any], sizes: Sizes, rooms: Sequence[tuple[int, int]],
+              scratch: tuple[int, int], checked: int) -> Prepared:
+        """Launches for some sizes: bases of rooms, and of what kernels need besides.
+
+        So many slots are checked when they are launched.
+        """
+        slots, (base, room), lines = len(self.slot_sizes), scratch, []
+        for _, number, places in steps:
             kernel = self.kernels[number]
             dims = [d(sizes) for d in kernel.dims]
             version = kernel.choice(sizes, dims)
             grid = kernel.programs[version](sizes)
             if grid <= 0:
                 continue
-            given = [_based(p, first, begins, self.constants, sizes) for p in places]
+            given = [_based(p, slots, rooms, self.constants, sizes) for p in places]
             given += [(0, n) for n in dims]
             found = self.device.loaded[number][version]
-            lines.append(line(found, grid, given, (first["room"], room)))
+            lines.append(line(found, grid, given, (base, room)))
             room += _rounded(grid * found.scratch)
-        return Prepared(native.Table(self.device.launcher, slots, lines), room)
+        return Prepared(native.Table(self.device.launcher, checked, lines), room)
+
+    def all_of(self, steps: Sequence[Any], bases: Mapping[str, Sequence[int]], sizes: Sizes
+               ) -> None:
+        at = 0
+        while at < len(steps):
+            end = at
+            while end < len(steps) and steps[end][0] == "launch":
+                end += 1
+            if end > at:
+                self.launch_some(steps[at:end], bases, sizes)
+            else:
+                self.step(steps[at], bases, sizes)
+            at = max(end, at + 1)
+
+    def launch_some(self, steps: Sequence[Any], bases: Mapping[str, Sequence[int]], sizes: Sizes
+                    ) -> None:
+        """Launches between what the host does: one call as well, by a table that is kept."""
+        place = id(steps[0]), len(steps)  # steps live as long as this
+        numbers = self.segments.get(place)
+        if numbers is None:
+            numbers = self.segments[place] = _numbers(
+                [n for _, number, places in steps for n in _sizes(self.facts[number], places)])
+        key = (*place, *numbers(sizes))
+        made = self.tables.get(key)
+        if made is None:
+            if len(self.tables) >= _MOST_KNOWN:
+                self.tables.clear()
+            first, count = len(self.slot_sizes) + 2, len(self.rooms)
+            made = self.tables[key] = self.table(
+                steps, sizes, [(first + i, 0) for i in range(count)], (first + count, 0), 0)
+        _owner, scratch = self.device.room(made.room) if made.room else (None, 0)
+        if native.launch()(made.table.address, *bases["slot"], *bases["arena"], *bases["room"],
+                           scratch, self.device.stream(self.device.number)):
+            for step in steps:  # one by one they tell what is wrong
+                self.step(step, bases, sizes)
 
     def careful(self, *given: int) -> None:
         """The same step by step: addresses that kernels cannot load from, and what fails."""
@@ -204,16 +251,33 @@ class Launched(Followed):
             self.call_pointers(*slots, arena, threads)
 
 
-def _based(place: Sequence[Any], first: Mapping[str, int], rooms: Sequence[int],
+def _based(place: Sequence[Any], slots: int, rooms: Sequence[tuple[int, int]],
            constants: Sequence[int], sizes: Sizes) -> tuple[int, int]:
-    """A place as a base, and what is added to it; all rooms are one base."""
+    """A place as a base, and what is added to it: first come slots, then the arena."""
     kind, number, offset = place
     added = size_of(offset)(sizes)
     if kind == "constant":
         return 0, constants[number] + added
     if kind == "room":
-        return first[kind], rooms[number] + added
-    return first[kind] + number, added
+        base, begin = rooms[number]
+        return base, begin + added
+    return 1 + number + slots * (kind == "arena"), added
+
+
+def _sizes(kernel: Mapping[str, Any], places: Sequence[Any]) -> list[Any]:
+    """All sizes that a launch depends on."""
+    return [*kernel["dims"], *kernel["blocks"], *kernel["elements"],
+            *(v["programs"] for v in kernel["versions"]), *(offset for _, _, offset in places)]
+
+
+def _numbers(sizes: Sequence[Any]) -> Callable[[Sizes], tuple[int, ...]]:
+    """A function to the numbers of those that vary: turns of a loop may well be the same."""
+    vary = [n for n in dict.fromkeys(map(index_from, sizes)) if not isinstance(n, int)]
+    names = {v.name: f"sizes[{v.name!r}]" for n in vary for v in free_vars(n)}
+    texts = "".join(f"{compile_python(n, names)}, " for n in vary)
+    found: Callable[[Sizes], tuple[int, ...]] = eval(f"lambda sizes: ({texts})",
+                                                     {"min": min, "max": max})
+    return found
 
 
 def _rounded(size: int) -> int:
