@@ -76,7 +76,7 @@ def by_inductor(x: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     x = torch.randn(ROWS, COLUMNS, device=DEVICE)
     exact = torch.nn.functional.gelu(x.double())
-    print(gelu.bench(x))  # generated and by hand, beside numpy and torch
+    print(gelu.bench(x))  # generated and by hand, beside torch and, on the CPU, numpy
     chip, size = tz.chips()[CHIP], 2 * x.numel() * x.element_size()
     least = size / chip.roofline().bytes_per_second
     print(f"\n{'':30}{'us':>8}{'TB/s':>8}  of the rate of memory  error")

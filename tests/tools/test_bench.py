@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips.memory import HostMemory
+from terrazzo.chips.registry import chip_named
 from terrazzo.dtypes import as_dtype
 from terrazzo.errors import MissingDependency, UnsupportedOperator
 from terrazzo.graph import evaluate as graph_evaluate
@@ -122,3 +124,17 @@ def test_operators_that_torch_lacks_are_named() -> None:
     graph, _ = trace(lambda x: tz.sort(x), [TensorType((4,), as_dtype("float32"))], name="sorted")
     with pytest.raises(UnsupportedOperator, match="'sort_pairs' has no counterpart in torch"):
         torch_eager.torch_function(graph)
+
+
+def test_arrays_in_a_chips_own_memory_are_timed_by_the_chip(monkeypatch: pytest.MonkeyPatch
+                                                             ) -> None:
+    class Memory(HostMemory):
+        device = "elsewhere"
+
+    cpu = chip_named("cpu")
+    monkeypatch.setattr(type(cpu), "memory", Memory())
+    monkeypatch.setattr(type(cpu), "seconds", lambda chip, run: (run(), 1e-3)[1])
+    report = tz.bench(tz.exp, np.ones((4, 4), np.float32), torch=False, rounds=3)
+    assert [line.name for line in report.lines] == ["terrazzo"]
+    assert report["terrazzo"].seconds == pytest.approx(1e-3 / (benchmark.ROUND_SECONDS / 1e-3))
+    assert cpu.spec.name in str(report)

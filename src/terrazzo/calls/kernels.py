@@ -246,7 +246,7 @@ def chosen(operator: Operator, rebuild: Rebuild, executable: Any, structure: Any
     if not kernels.written or not isinstance(executable, Executable):  # the host takes part
         return generated
     chip = executable.chip
-    if not all(chip.memory.holds(a) for a in leaves):  # they are brought by what is generated
+    if not all(chip.memory.holds(a) or not a.shape for a in leaves):  # it brings them itself
         return generated
     results = executable.output_shapes(executable.bind(leaves))
     entries = {"generated": generated}

@@ -19,6 +19,8 @@ import numpy as np
 from terrazzo.base.tables import ShownAsTable, Table
 from terrazzo.calls.compiled import Compiled
 from terrazzo.calls.kernels import kernels_of, ready
+from terrazzo.chips.chip import Chip
+from terrazzo.chips.memory import HOST
 from terrazzo.chips.registry import chip_for
 from terrazzo.chips.spec import Roofline
 from terrazzo.compiler.lowering import Lowering
@@ -58,25 +60,32 @@ class Timing:
         """Seconds for one call."""
         return median(self.seconds)
 
+    def repeated(self) -> None:
+        """All calls of a round."""
+        for _ in range(self.calls):
+            self.run()
 
-def time_rounds(ways: Sequence[Timing], rounds: int = ROUNDS) -> None:
+
+def by_the_clock(run: Callable[[], Any]) -> float:
+    """Seconds that something takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def time_rounds(ways: Sequence[Timing], rounds: int = ROUNDS,
+                seconds: Callable[[Callable[[], Any]], float] = by_the_clock) -> None:
     """Time several ways to compute the same, interleaved."""
     for way in ways:
         way.run()
-        start = time.perf_counter()
-        way.run()
-        once = max(time.perf_counter() - start, 1e-9)
-        way.calls = max(1, int(ROUND_SECONDS / once))
+        way.calls = max(1, int(ROUND_SECONDS / max(seconds(way.run), 1e-9)))
     for _ in range(rounds):
         for way in ways:
             spent = sum(way.seconds) * way.calls
             if spent > MOST_SECONDS and len(way.seconds) >= 3:
                 continue
             time.sleep(IDLE_SECONDS)
-            start = time.perf_counter()
-            for _ in range(way.calls):
-                way.run()
-            way.seconds.append((time.perf_counter() - start) / way.calls)
+            way.seconds.append(seconds(way.repeated) / way.calls)
 
 
 # ---------------------------------------------------------------- bench
@@ -104,7 +113,7 @@ class BenchReport(ShownAsTable):
     types: str
     lines: tuple[Line, ...]
     limits: Roofline
-    threads: int
+    where: str  # what ran it
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Line:
@@ -116,9 +125,8 @@ class BenchReport(ShownAsTable):
                       f"{line.bytes / line.seconds / 1e9:.1f}",
                       f"{line.flops / line.seconds / 1e9:.1f}", f"{line.roofline:.0%}",
                       f"{line.seconds / ours:.2f}x") for line in self.lines)
-        machine = (f"{self.threads} threads; this machine: "
-                   f"{self.limits.bytes_per_second / 1e9:.1f} GB/s, "
-                   f"{self.limits.flops_per_second / 1e9:.0f} GFLOP/s (float32), measured")
+        machine = (f"{self.where}: {self.limits.bytes_per_second / 1e9:.1f} GB/s, "
+                   f"{self.limits.flops_per_second / 1e9:.0f} GFLOP/s (float32)")
         heads = ("", "us", "GB/s", "GFLOP/s", "of roofline", "against ours")
         return Table(f"{self.name}({self.types})", heads, rows, (machine,), self.notes)
 
@@ -136,21 +144,33 @@ def bench(function: Any, *args: Any, rounds: int = ROUNDS, torch: bool = True,
     ways = [Timing("terrazzo", lambda: target(*args, **attrs))]
     if target.operator is not None and kernels_of(target.operator).written:
         ways += _kernel_ways(target, args, attrs)
-    if all(isinstance(a, np.ndarray) for a in arrays):
+    chip = _chip_of(target, args, attrs, leaves)
+    if chip is None and all(isinstance(a, np.ndarray) for a in arrays):
         ways.append(Timing("numpy, one operator at a time",
                            lambda: graph_evaluate.run(graph, arrays)))
     with _torch_threads(thread_count() if torch else None):
         notes = _torch_ways(graph, leaves, ways) if torch else ["torch was not asked for"]
-        time_rounds(ways, rounds)
+        time_rounds(ways, rounds, by_the_clock if chip is None else chip.seconds)
     flops, size = work(graph)
     if needs_host(inlined(graph)):
         notes = [*notes, "with control flow, operations are not counted, nor what it reads again"]
     if target.operator is not None and kernels_of(target.operator).choices:
         notes = [*notes, *(f"chosen for {c}" for c in kernels_of(target.operator).choices.values())]
-    limits = roofline()
+    limits = roofline() if chip is None else chip.roofline()
+    where = f"{thread_count()} threads, this machine as measured" if chip is None else (
+        f"{chip.spec.name}, at best")
     lines = tuple(Line(w.name, w.median, size, flops, limits.seconds(flops, size)) for w in ways)
     types = ", ".join(str(v.type) for v in graph.inputs)
-    return BenchReport(target.name, types, lines, limits, thread_count(), tuple(notes))
+    return BenchReport(target.name, types, lines, limits, where, tuple(notes))
+
+
+def _chip_of(target: Compiled, args: Sequence[Any], attrs: dict[str, Any], leaves: Sequence[Any]
+             ) -> Chip | None:
+    """The chip in whose own memory the arguments are, which tells its own time; None: the host."""
+    found = getattr(target.executable(args, attrs), "chip", None)
+    away = found is not None and found.memory.device != HOST.device and all(
+        found.memory.holds(a) or not a.shape for a in leaves)
+    return found if away else None
 
 
 def _kernel_ways(target: Compiled, args: Sequence[Any], attrs: dict[str, Any]) -> list[Timing]:
