@@ -23,12 +23,25 @@ def native() -> ModuleType:
 @pytest.mark.parametrize("dtype, order", [  # a type has plans of its own
     (torch.float32, (4, 2, 0, 3, 0, 7)), (torch.int64, (0, 0, 0, 2)),
     (torch.int32, (1, 2, 3, 0, 4)), (torch.float16, (3, 1, 4))], ids=str)
-def test_numbers_that_decide_sizes(dtype: torch.dtype, order: tuple[int, ...]) -> None:
+def test_numbers_that_decide_sizes(
+    counted: ModuleType, dtype: torch.dtype, order: tuple[int, ...]
+) -> None:
     """From the third number on a plan reads them, but none may that says how much there is."""
     for count in order:
         for ends in ((2, 2 + count), (0.5, 0.5 + count), (count, 0, -1)):
             found = torch.arange(*ends, dtype=dtype, device="gcu").cpu()
             torch.testing.assert_close(found, torch.arange(*ends, dtype=dtype), rtol=0, atol=0)
+    assert counted.fallbacks() == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64], ids=str)
+def test_results_have_the_type_of_where_they_go(counted: ModuleType, dtype: torch.dtype) -> None:
+    for call in (lambda **out: torch.arange(7, **out), lambda **out: torch.full((3,), 2, **out),
+                 lambda **out: torch.eye(3, **out), lambda **out: torch.linspace(0, 8, 5, **out)):
+        out = torch.empty(0, dtype=dtype, device="gcu")
+        call(out=out)
+        torch.testing.assert_close(out.cpu(), call(out=torch.empty(0, dtype=dtype)))
+    assert counted.fallbacks().keys() <= {"aten::linspace.out"}  # of whole numbers
 
 
 def test_numbers_for_no_elements_are_read(counted: ModuleType, native: ModuleType) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from terrazzo.torch.aten.registry import converter_of
 
@@ -35,6 +36,7 @@ class Form:
     is_converted: bool
     fresh: int = 0
     is_copy: bool = False  # which other forms use to put results where they cannot write them
+    typed: int | None = None  # the argument whose type the function is asked for by `dtype`
 
     @property
     def title(self) -> str:
@@ -44,7 +46,11 @@ class Form:
         """The arguments of `function` among those of a call."""
         taken = [args[i] for i in self.places]
         by_place = len(taken) - len(self.names)
-        return taken[:by_place], dict(zip(self.names, taken[by_place:]))
+        by_name = dict(zip(self.names, taken[by_place:]))
+        if self.typed is not None:
+            given = args[self.typed]
+            by_name["dtype"] = (given.meta["val"] if isinstance(given, Node) else given).dtype
+        return taken[:by_place], by_name
 
 
 @cache
@@ -71,21 +77,16 @@ def form_of(overload: Any) -> Form | None:
     if targets and not fresh and len(targets) != len(schema.returns):
         return None
     places = tuple(known[a.name] for a in wanted)
+    chooses = "dtype" in {a.name for a in function._schema.arguments} - known.keys()
     return Form(function, tuple(map(_kind, arguments)), places,
                 tuple(a.name for a in wanted if a.kwarg_only), targets, frozenset(places),
-                len(schema.returns), converted, fresh)
+                len(schema.returns), converted, fresh,
+                typed=targets[0] if targets and chooses else None)
 
 
-class _Copy(Form):
-    """copy_: of its arguments the second is read, in the type of the first."""
-
-    def functional_arguments(self, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        target = args[0] if isinstance(args[0], torch.Tensor) else args[0].meta["val"]
-        return [args[1]], {"dtype": target.dtype}
-
-
-_COPY = _Copy(torch.ops.aten._to_copy.default, ("", "", ""), (1,), (), (0,), frozenset({1}), 1,
-              True, is_copy=True)
+# Of its arguments the second is read, in the type of the first.
+_COPY = Form(torch.ops.aten._to_copy.default, ("", "", ""), (1,), (), (0,), frozenset({1}), 1,
+             True, is_copy=True, typed=0)
 
 
 def _kind(argument: Any) -> str:
