@@ -12,7 +12,7 @@ one has processes of its own:
 
 Ready is the time from the start of the process until the model can be called, the interpreter and
 imports included: wall clock, and that of its threads on processors, which others' work disturbs
-less.
+less. Python's bytecode is there, as after an installation.
 Memory is the peak of resident memory after three calls (`VmHWM`): libraries and the pages of mapped
 files that the process has touched count, what the system keeps of files for itself does not.
 The error is to eager mode's result, over its largest value. The least of all runs is told.
@@ -114,10 +114,12 @@ def peak_mb() -> float:
 
 # ---------------------------------------------------------------- all of them
 def child(folder: Path, name: str, way: str, cache: str) -> dict[str, float]:
+    variables = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, __file__, "--one", name, "--way", way, "--folder", str(folder),
          "--began", str(time.time())],
-        capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "TZ_CACHE_DIR": cache})
+        capture_output=True, text=True, timeout=LIMIT,
+        env={**variables, "TZ_CACHE_DIR": cache, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")})
     if done.returncode:
         raise SystemExit(f"{name}, {way}: {done.stderr.strip()[-500:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -128,8 +130,7 @@ def row(folder: Path, name: str, way: str, runs: int) -> dict[str, float]:
     """The least of some processes."""
     found = []
     with tempfile.TemporaryDirectory() as kept:
-        if way == "ours":
-            child(folder, name, way, kept)
+        child(folder, name, way, kept)
         for _ in range(runs):
             with tempfile.TemporaryDirectory() as empty:
                 found.append(child(folder, name, way, kept if way == "ours" else empty))
