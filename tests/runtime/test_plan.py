@@ -16,7 +16,7 @@ from terrazzo.graph.ir import TensorType, Value
 from terrazzo.graph.trace import trace
 from terrazzo.index import evaluate, free_vars
 from terrazzo.knobs import knobs
-from terrazzo.runtime.plan import ALIGN, MemoryPlan, byte_size
+from terrazzo.runtime.plan import ALIGN, MemoryPlan, byte_size, plan_memory
 
 
 def lowering(function: Any, *shapes: Any) -> Lowering:
@@ -79,6 +79,14 @@ def test_living_values_never_overlap(function: Any, symbolic: bool) -> None:
 
 def test_a_chain_needs_two_places() -> None:
     assert lowering(lambda x: chain(x, 9), (40, 32)).plan.arena == 2 * 40 * 32 * 4
+
+
+def test_with_slack_a_place_is_left_alone_for_some_kernels_more() -> None:
+    lowered = lowering(lambda x: chain(x, 9), (40, 32))
+    for slack, places in ((0, 2), (1, 3), (2, 4)):
+        plan = plan_memory(lowered.fused, lowered.functions, slack)
+        check(lowered, plan, 0)
+        assert plan.arena == places * 40 * 32 * 4
 
 
 def test_symbolic_sizes_share_memory() -> None:

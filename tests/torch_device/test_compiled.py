@@ -101,3 +101,62 @@ def test_operators_between_graphs_are_compiled_untraced(device: ModuleType) -> N
     frames.clear()
     assert float(broken(x).sum()) == pytest.approx(6, abs=1e-5)
     assert frames["total"] == 1
+
+
+# ---------------------------------------------------------------- optimizers, and arguments changed
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, lambda p: torch.optim.SGD(
+    p, 0.1, momentum=0.9)], ids=["adam", "adamw", "sgd"])
+def test_a_step_of_an_optimizer_is_one_launch(make: Any, counted: ModuleType) -> None:
+    """Of parameters of all sizes: numbers come in one copy, and results go where they belong."""
+    import terrazzo as tz
+
+    def steps(device: str, compiled: bool) -> tuple[list[Any], list[str]]:
+        drawn = torch.Generator().manual_seed(0)
+        given = [torch.randn(shape, generator=drawn).to(device).requires_grad_()
+                 for shape in ((3,), (700, 90), (64, 3), (1,))]
+        optimizer = make(given)
+        update = torch.compile(optimizer.step, backend="terrazzo") if compiled else optimizer.step
+        for _ in range(3):
+            for p in given:
+                p.grad = torch.cos(p.detach())
+            with tz.gcu.trace() as trace:
+                update()
+        return [p.detach().cpu() for p in given], [r.name.decode() for r in trace.records]
+
+    counted.reset_fallbacks()
+    found, names = steps("gcu", True)
+    kernels = [name for name in names if name != "copy"]
+    assert len(kernels) == 1 and len(names) <= 2 and not counted.fallbacks()
+    for a, b in zip(found, steps("cpu", False)[0]):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+CHANGES: dict[str, Any] = {
+    "added to": lambda x, y: x.add_(y),
+    "read by another result": lambda x, y: (x.add_(y), x * 2)[1],
+    "read elsewhere first": lambda x, y: (torch.cumsum(x, 0), x.mul_(y))[0],
+    "turned around": lambda x, y: x.copy_(x.flip(0) + y),
+    "both changed": lambda x, y: (x.add_(y), y.add_(x))[1],
+    "exchanged": lambda x, y: (y.clone(), y.copy_(x), x.copy_(y * 2))[2],
+    "a part of it": lambda x, y: x[1:].add_(y[1:]),
+    "from torch": lambda x, y: x.copy_(torch.linalg.svd(y)[0][:, :1].expand(6, 6) * 0 + y),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_arguments_that_are_changed(name: str, device: ModuleType) -> None:
+    change = CHANGES[name]
+    run = torch.compile(change, backend="terrazzo")
+    for _ in range(2):
+        ours = [torch.randn(6, 6) for _ in range(2)]
+        theirs = [x.clone() for x in ours]
+        here = [x.to("gcu") for x in ours]
+        found, wanted = run(*here), change(*theirs)
+        for a, b in zip((found, *here), (wanted, *theirs)):
+            torch.testing.assert_close(a.cpu(), b)
+
+
+def test_a_graph_without_calls_of_torch_may_change_its_arguments(device: ModuleType) -> None:
+    x = torch.ones(5, device="gcu")
+    torch.compile(lambda x: x.mul_(3), backend="terrazzo", options={"fallback": "error"})(x)
+    assert x.tolist() == [3] * 5

@@ -347,9 +347,14 @@ def test_a_compiled_step_of_a_transformer_is_three_times_as_fast() -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     import gcu as benchmark
 
-    eager, compiled = (benchmark.trained("transformer", way, 2) for way in ("eager", "inductor"))
-    torch.testing.assert_close(compiled.losses, eager.losses, rtol=1e-5, atol=1e-5)
-    assert eager.microseconds / compiled.microseconds >= 3
+    steps = {way: benchmark.trained("transformer", way, 2) for way in benchmark.WAYS}
+    for step in steps.values():
+        torch.testing.assert_close(step.losses, steps["eager"].losses, rtol=1e-5, atol=1e-5)
+    eager = steps["eager"].microseconds
+    assert eager / steps["terrazzo"].microseconds >= 3
+    # Of Inductor's 510 us two fifths are launches; eager operators take 1213 us, and took 1623.
+    assert eager / steps["inductor"].microseconds >= 2.3
+    assert steps["inductor"].microseconds < 520
 
 
 ON_THE_CPU = """

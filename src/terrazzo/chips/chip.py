@@ -92,6 +92,9 @@ class Chip(ABC):
     """Why nothing can run on it here; empty where it can."""
     fusion_limits: FusionLimits = FusionLimits()
     """Up to where operators are made one kernel."""
+    slack: int = 0
+    """For how many kernels after its last use the memory of a value is left alone: with some, a
+    chip may run kernels side by side that came one after the other."""
 
     @property
     def name(self) -> str:

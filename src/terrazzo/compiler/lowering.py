@@ -108,7 +108,7 @@ class Lowering:
     @cached_property
     def plan(self) -> MemoryPlan:
         """Where values live between kernels."""
-        return plan_memory(self.fused, self.functions)
+        return plan_memory(self.fused, self.functions, self.chip.slack)
 
     @cached_property
     def dims(self) -> list[Var]:
@@ -121,9 +121,11 @@ class Lowering:
     @cached_property
     def recipe(self) -> Recipe:
         """What the chip makes code of."""
-        return Recipe(self.graph.name, tuple(self.calls),
-                      len(self.graph.inputs) + len(self.graph.outputs), len(self._stored),
-                      tuple(self.dims))
+        count = len(self.graph.inputs)
+        return Recipe(self.graph.name, tuple(self.calls), count + len(self.graph.outputs),
+                      len(self._stored), tuple(self.dims),
+                      tuple((count + o, i) for o, i in enumerate(self.written_over)
+                            if i is not None))
 
     @cached_property
     def calls(self) -> list[Call]:

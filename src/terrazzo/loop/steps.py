@@ -92,6 +92,7 @@ class Recipe:
     slots: int
     constants: int = 0
     dims: tuple[Var, ...] = ()
+    over: tuple[tuple[int, int], ...] = ()  # slots of outputs, and those of inputs in their place
 
     @property
     def functions(self) -> tuple[Function, ...]:

@@ -53,8 +53,10 @@ def aligned(size: Index) -> Index:
     return size if _content(size) % ALIGN == 0 else ceildiv(size, ALIGN) * ALIGN
 
 
-def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
+def plan_memory(fused: Fused, functions: Sequence[Function] = (), slack: int = 0) -> MemoryPlan:
     """Give every value a place; `functions` are the kernels of the groups.
+
+    For `slack` more steps than a value is needed its place is given to no other.
 
     Sizes are multiples of units, which are 1 or symbolic. Values of one unit share a region of the
     arena, where each has an offset; regions lie one after the other.
@@ -90,7 +92,8 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = ()) -> MemoryPlan:
             size = byte_size(value)
             factor = _content(size)
             unit = size // factor if factor else 1
-            regions.setdefault(unit, {})[value] = spans[value]._replace(size=factor)
+            span = spans[value]
+            regions.setdefault(unit, {})[value] = _Span(span.first, span.last + slack, factor)
     total: Index = 0
     for unit, members in regions.items():
         offsets, size = _offsets(members)

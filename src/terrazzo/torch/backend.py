@@ -44,7 +44,8 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
     given = BackendOptions.of(options)
     read_from_rank_0(gm)
     # Whoever watches wants to see programs made; what is kept is code of the host.
-    tag = "" if WATCHERS or device_of(example_inputs) != HOST else key_tag(gm, given)
+    on_host = device_of(example_inputs) == HOST
+    tag = "" if WATCHERS or not on_host else key_tag(gm, given)
 
     def compiler(name: str) -> Any:
         if tag:
@@ -52,8 +53,10 @@ def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = N
         return partial(_compile, name=name, options=given)
 
     parts = {"fw_compiler": compiler(FORWARD), "bw_compiler": compiler(BACKWARD),
-             "inference_compiler": compiler(INFERENCE), "decompositions": _WhenTraced(),
-             "partition_fn": min_cut_rematerialization_partition}
+             "inference_compiler": compiler(INFERENCE), "decompositions": _WhenTraced(on_host),
+             "partition_fn": min_cut_rematerialization_partition,
+             # A copy into an argument is a kernel of its own there: code writes the argument.
+             "keep_inference_input_mutations": not on_host}
     with without_collection(), kept(tag) if tag else nullcontext():
         return _traced(gm, example_inputs, parts)
 
@@ -89,11 +92,14 @@ def _untraced(compiler: Callable[..., Any]) -> Callable[..., Any]:
 class _WhenTraced(Mapping[Any, Callable[..., Any]]):
     """The table of decompositions, which is made when torch looks into it."""
 
+    def __init__(self, on_host: bool):
+        self.on_host = on_host
+
     @cached_property
     def table(self) -> Mapping[Any, Callable[..., Any]]:
         from terrazzo.torch.decompositions import decompositions
 
-        return decompositions()
+        return decompositions(self.on_host)
 
     def __getitem__(self, key: Any) -> Callable[..., Any]:
         return self.table[key]

@@ -12,6 +12,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 import terrazzo.torch.ours  # noqa: F401  operators that stand in graphs for torch's
 from terrazzo.torch.aten.registry import CONVERTERS, converter_of
+from terrazzo.torch.foreach import foreach_rules
 
 aten = torch.ops.aten
 
@@ -26,14 +27,14 @@ _MORE = (aten.native_dropout_backward, aten.native_layer_norm_backward, aten.add
 
 
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The table that AOTAutograd is given."""
+def decompositions(host_too: bool = True) -> dict[Any, Callable[..., Any]]:
+    """The table that AOTAutograd is given; `host_too` as in `foreach.py`."""
     import terrazzo.torch.aten  # noqa: F401  the converters register themselves
 
     table = {**get_decompositions(_MORE), **core_aten_decompositions()}
     kept = {op: rule for op, rule in table.items()
             if converter_of(op) is None and not _has_overload_converter(op)}
-    return {**kept, **_OWN}
+    return {**kept, **foreach_rules(host_too), **_OWN}
 
 
 def _has_overload_converter(op: Any) -> bool:

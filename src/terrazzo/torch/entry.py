@@ -139,6 +139,7 @@ class Source:
     order: tuple[int, ...] | None = None  # of axes in memory, where it is not row major
     has_gaps: bool = False  # not dense: read by strides, or copied
     is_elsewhere: bool = False  # on another device than the results: brought there
+    number: Any = None  # a number of the host's, in a tensor of this type: brought with all others
 
     def stored(self, tensors: Sequence[Any]) -> Any:
         """The tensor that the executable is to see."""
@@ -156,11 +157,14 @@ def rows(symbols: Sequence[str], numbers: Mapping[str, int], device: torch.devic
 
 
 def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
-          sizes: Sequence[int], threads: int, device: torch.device = HOST
-          ) -> Callable[..., Sequence[Any]]:
-    """A function from tensors to the list of results, for one layout and the values of sizes."""
+          sizes: Sequence[int], threads: int, device: torch.device = HOST,
+          over: Sequence[int | None] = ()) -> Callable[..., Sequence[Any]]:
+    """A function from tensors to the list of results, for one layout and the values of sizes.
+
+    `over` are the arguments whose memory results are written to.
+    """
     code = getattr(executable, "code", None)  # none where the host takes part
-    slow = _by_running(executable, made, sources, threads)
+    slow = _by_running(executable, made, sources, threads, over)
     if code is None or (code.call_slots is None and code.call_pointers is None):
         return slow
     scope: dict[str, Any] = {"native": code.call_pointers, "on_slots": code.call_slots,
@@ -170,8 +174,14 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
     names = [f"x{i}" for i in range(1 + max((s.place for s in sources), default=-1))]
     lines = [f"def run({', '.join([*names, '*_'])}):",
              f"    if knobs.profile: return slow({', '.join(names)})"]
+    scope["stack"] = torch.stack
+    brought, numbers = _numbers(sources)
+    lines += brought
     pointers = []
     for i, source in enumerate(sources):
+        if i in numbers:
+            pointers.append(numbers[i])
+            continue
         if source.row is not None:
             scope[f"row{i}"] = source.row
             pointers.append(f"row{i}.data_ptr()")
@@ -182,6 +192,10 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
             lines.append(f"    x{source.place} = x{source.place}.contiguous()")
         pointers.append(f"x{source.place}.data_ptr()")
     for i, result in enumerate(made):
+        if over and over[i] is not None:
+            lines.append(f"    y{i} = x{over[i]}")
+            pointers.append(f"y{i}.data_ptr()")
+            continue
         scope[f"make{i}"] = _empty_on(device) if device != HOST else (
             _large if result.nbytes >= pages.FRESH else _empty)
         scope |= {f"shape{i}": result.shape, f"strides{i}": result.strides,
@@ -193,6 +207,22 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
                              for i, r in enumerate(made)) + "]"
     lines += _call(executable, [*pointers, *map(str, sizes)], sizes)
     return made_function("call", "\n".join([*lines, f"    return {answer}"]), scope)
+
+
+def _numbers(sources: Sequence[Source]) -> tuple[list[str], dict[int, str]]:
+    """Lines that bring the numbers of the host, one copy for each type; and where each is then."""
+    by_type: dict[Any, list[int]] = {}
+    for i, source in enumerate(sources):
+        if source.number is not None:
+            by_type.setdefault(source.number, []).append(i)
+    lines: list[str] = []
+    places: dict[int, str] = {}
+    for n, (dtype, found) in enumerate(by_type.items()):
+        listed = "".join(f"x{sources[i].place}, " for i in found)
+        lines.append(f"    numbers{n} = stack(({listed})).to(device)")
+        places |= {i: f"numbers{n}.data_ptr() + {at * dtype.itemsize}"
+                   for at, i in enumerate(found)}
+    return lines, places
 
 
 def _call(executable: Any, arguments: Sequence[str], sizes: Sequence[int]) -> list[str]:
@@ -222,15 +252,17 @@ def made_function(name: str, source: str, scope: Mapping[str, Any]) -> Callable[
     return run
 
 
-def _by_running(executable: Any, made: Sequence[Result], sources: Sequence[Source], threads: int
-                ) -> Callable[..., Sequence[Any]]:
+def _by_running(executable: Any, made: Sequence[Result], sources: Sequence[Source], threads: int,
+                over: Sequence[int | None]) -> Callable[..., Sequence[Any]]:
     """The general way: also through the host, and with times of kernels."""
     orders = [_order(r) for r in made]
 
     def run(*tensors: Any) -> Sequence[Any]:
         found = executable.run([s.stored(tensors) for s in sources], threads=threads)
-        return [_in_order(torch.as_tensor(y), order, r)
-                for y, order, r in zip(found, orders, made, strict=True)]
+        laid_out = [_in_order(torch.as_tensor(y), order, r)
+                    for y, order, r in zip(found, orders, made, strict=True)]
+        return [y if place is None else tensors[place].copy_(y)
+                for y, place in zip(laid_out, over or [None] * len(laid_out), strict=True)]
 
     return run
 

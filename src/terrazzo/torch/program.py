@@ -73,8 +73,11 @@ def compiled(gm: GraphModule, name: str, options: BackendOptions,
     forced: dict[Node, str] = {}
     while True:
         placement = place(gm, forced)
-        if options.fallback == "error" and placement.reasons:
-            raise _unsupported(placement)
+        # Copies into arguments are what AOTAutograd ends a graph with, and no call of the user's.
+        calls = {n: r for n, r in placement.reasons.items()
+                 if n.target is not torch.ops.aten.copy_.default}
+        if options.fallback == "error" and calls:
+            raise _unsupported(list(calls.values()))
         writer = _Writer(gm, name, placement, options, frozen or {}, saved)
         try:
             program = writer.written()
@@ -88,9 +91,8 @@ def compiled(gm: GraphModule, name: str, options: BackendOptions,
         return program
 
 
-def _unsupported(placement: Placement) -> UnsupportedOperator:
-    reason = next(iter(placement.reasons.values()))
-    others = len(placement.reasons) - 1
+def _unsupported(reasons: Sequence[Reason]) -> UnsupportedOperator:
+    reason, others = reasons[0], len(reasons) - 1
     return UnsupportedOperator(
         f"{reason.operator} cannot be compiled: {reason.why}"
         + (f", and {others} more calls" if others else ""), where=reason.where or None,
@@ -130,6 +132,7 @@ class _Writer:
     held: dict[Node, str] = field(default_factory=dict)  # nodes and the variables that hold them
     segments: list[Segment] = field(default_factory=list)
     symbol_sources: dict[str, str] = field(default_factory=dict)  # an expression for each symbol
+    stored: dict[Node, str] = field(default_factory=dict)  # copies that a segment made needless
     calls: int = 0
 
     # ------------------------------------------------------------ the whole
@@ -219,7 +222,8 @@ class _Writer:
         number = len(self.segments)
         piece = Piece(f"{self.name}_{number}" if number else self.name, self.gm, tuple(order),
                       tuple(given), tuple(outputs), hints,
-                      frozenset(symbols & self.placement.unbacked))
+                      frozenset(symbols & self.placement.unbacked),
+                      {} if symbols else self.replaced(inside, outputs, given))
         try:
             made = Segment(piece, self.options.threads,
                            {n: t for n, t in self.frozen.items() if n in inputs})
@@ -232,6 +236,9 @@ class _Writer:
         piece = made.piece
         arguments = [self.variable(n) for n in piece.inputs]
         targets = [self.name_of(n) for n in piece.outputs]
+        for node, argument in made.written_over.items():
+            self.stored.update({user: self.held[node] for user in _copies(node)
+                                if user.args[0] is argument})
         symbols = piece.symbols
         if symbols:
             self.scope[f"segment{number}"] = made
@@ -259,6 +266,21 @@ class _Writer:
                 found[node] = None
         return [n for n in inside if n in found]
 
+    def replaced(self, inside: Mapping[Node, None], outputs: Sequence[Node],
+                 given: Sequence[Node]) -> dict[Node, Node]:
+        """The outputs that take the place of arguments which nobody reads after this segment."""
+        level = max((self.placement.level[n] for n in inside if n in self.placement.level),
+                    default=0)
+        return {node: copy.args[0] for node in outputs for copy in _copies(node)
+                if copy.args[0] in given and _lie_alike(copy.args[0], node)
+                and all(user is copy or self.is_before(user, level) for user in
+                        copy.args[0].users)}
+
+    def is_before(self, user: Node, level: int) -> bool:
+        """Whether a node is computed by the end of a segment, and is no view of its argument."""
+        return root_of(user, self.placement.reasons) is user and (
+            self.placement.level.get(user, level + 1) <= level)
+
     def _is_used(self, user: Node, inside: Mapping[Node, None]) -> bool:
         if user.op == "output" or user in self.placement.reasons:
             return True
@@ -273,6 +295,9 @@ class _Writer:
 
     # ------------------------------------------------------------ torch's calls
     def torch_call(self, node: Node) -> None:
+        if node in self.stored:
+            self.held[node] = self.stored[node]
+            return
         self.calls += not is_scalar(node)
         self._call_line(node)
         val = node.meta.get("val")
@@ -389,6 +414,19 @@ class _Writer:
         args = [self.literal(a) for a in node.args]
         args += [f"{k}={self.literal(v)}" for k, v in node.kwargs.items()]
         self.lines.append(f"{self.name_of(node)} = {function}({', '.join(args)})")
+
+
+def _copies(node: Node) -> list[Node]:
+    """Calls that put a value into an argument of the graph: what changes there, AOTAutograd says
+    at the end."""
+    return [user for user in node.users if user.target is torch.ops.aten.copy_.default
+            and user.args[1] is node and user.args[0].op == "placeholder"]
+
+
+def _lie_alike(node: Node, other: Node) -> bool:
+    a, b = node.meta["val"], other.meta["val"]
+    return is_dense(a) and a.numel() > 0 and (a.dtype, a.device, a.shape, a.stride()) == (
+        b.dtype, b.device, b.shape, b.stride())
 
 
 def _is_view(node: Node) -> bool:

@@ -48,6 +48,7 @@ class Piece:
     outputs: tuple[Node, ...]
     hints: Mapping[str, int] = field(default_factory=dict)  # of the symbols that it depends on
     unbacked: frozenset[str] = frozenset()
+    over: Mapping[Node, Node] = field(default_factory=dict)  # outputs to be written over inputs
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -192,7 +193,8 @@ class Segment:
                 self.runs[sizes] = entry(
                     variant.executable, results(self.piece, numbers),
                     [*self.sources(variant), *rows(variant.extra, numbers, self.device)],
-                    [numbers[d.name] for d in dims], self.threads, self.device)
+                    [numbers[d.name] for d in dims], self.threads, self.device,
+                    self.arguments_over(variant))
             return self.runs[sizes]
 
     @property
@@ -204,7 +206,25 @@ class Segment:
         """Which argument each input of the executable is; rows that tell sizes come after them."""
         at = {n: i for i, n in enumerate(self.piece.inputs)}
         return [Source(at[n], order=order_of(n.meta["val"]), has_gaps=not is_dense(n.meta["val"]),
-                       is_elsewhere=n.meta["val"].device != self.device) for n in variant.given]
+                       is_elsewhere=n.meta["val"].device != self.device,
+                       number=self.number(n.meta["val"])) for n in variant.given]
+
+    def number(self, fake: Any) -> Any:
+        """The type of a number that has to be brought here; None for others."""
+        return fake.dtype if fake.device != self.device and not fake.dim() else None
+
+    def arguments_over(self, variant: Variant) -> list[int | None]:
+        """For each output the argument in whose memory it is written."""
+        granted = getattr(variant.executable, "over", ())
+        at = {n: i for i, n in enumerate(self.piece.inputs)}
+        return [None if i is None else at[variant.given[i]] for i in granted]
+
+    @property
+    def written_over(self) -> dict[Node, Node]:
+        """The outputs that are written over inputs, in code for the one size that there is."""
+        granted = self.arguments_over(self.variants[0]) if not self.piece.symbols else []
+        return {n: self.piece.inputs[i] for n, i in zip(self.piece.outputs, granted)
+                if i is not None}
 
     def variant(self, numbers: Mapping[str, int]) -> Variant:
         """Code for these sizes: found among what there is, or made."""
@@ -243,7 +263,10 @@ class Segment:
             settings = replace(settings, threads=self.threads)
         if self.device != HOST:
             settings = replace(settings, chip=self.device.type)
-        return compile_graph(graph, strides=tuple(strides), options=Options(settings))
+        over = tuple(given.index(self.piece.over[n]) if n in self.piece.over else None
+                     for n in self.piece.outputs)
+        return compile_graph(graph, strides=tuple(strides), over=over if any(
+            n is not None for n in over) else (), options=Options(settings))
 
 
 def _strides(fake: Any, names: Names) -> tuple[Index, ...] | None:

@@ -31,6 +31,7 @@ class Described(Chip):
     """A chip that exists as a description."""
 
     levels = (*LEVELS, "llvm")
+    slack = 16  # kernels of a layer and its gradient, about: those that may share a launch
 
     def __init__(self, description: Description):
         self.description = description
@@ -69,26 +70,28 @@ class Described(Chip):
     def lower(self, program: Program, constants: frozenset[Tensor] = frozenset(),
               revisits: Sequence[bool] = ()) -> Function:
         from terrazzo.chips.gcu.products import product_template
+        from terrazzo.chips.gcu.shares import shared_out
 
         made = product_template(program, self.description)
-        return self.host.lower(program, constants, revisits) if made is None else made
+        return shared_out(self.host.lower(program, constants, revisits), self.spec.cores
+                          ) if made is None else made
 
     def adapt(self, function: Function) -> Function:
-        return self.host.adapt(function)
+        from terrazzo.chips.gcu.shares import shared_out
+
+        return shared_out(self.host.adapt(function), self.spec.cores)
 
     # ------------------------------------------------------------ code
     def assemble(self, recipe: Recipe) -> Assembled:
         from terrazzo.chips.gcu.image import ImageFunction, write_image
         from terrazzo.chips.gcu.plans import CALLS, PLAN, counted_recipe, letters
-        from terrazzo.loop.steps import calls_in
 
-        counted, calls = counted_recipe(recipe, self.description)
-        made = self.host.assemble(counted)
-        entry = ImageFunction(PLAN, "tz_run", letters(recipe), tuple(calls), is_plan=True)
+        counted = counted_recipe(recipe, self.description)
+        made = self.host.assemble(counted.recipe)
+        entry = ImageFunction(PLAN, "tz_run", letters(recipe), tuple(counted.launches),
+                              is_plan=True)
         image = write_image(made.code, [entry], self.description.fingerprint)
-        return Assembled(image, {
-            **made.facts, CALLS: [
-                [call.name for call in calls_in([step])] for step in recipe.steps]})
+        return Assembled(image, {**made.facts, CALLS: counted.of_steps})
 
     def load(self, name: str, made: Assembled, constants: Sequence[int]) -> Code:
         from terrazzo.chips.gcu.plans import Plan
@@ -100,7 +103,7 @@ class Described(Chip):
 
         if level not in self.levels:
             raise self.no_level(level)
-        return self.host.text(level, counted_recipe(recipe, self.description)[0])
+        return self.host.text(level, counted_recipe(recipe, self.description).recipe)
 
     # ------------------------------------------------------------ running
     def roofline(self) -> Roofline:

@@ -48,12 +48,13 @@ Per = Literal["program", "task"]
 PARALLEL = ("parallel", "program")
 
 
-def counted(function: Function, chip: Description, per: Per = "program") -> Function:
+def counted(function: Function, chip: Description, per: Per = "program", first: int = 0,
+            launches: bool = True) -> Function:
     """The function with a last parameter `counters` that it adds its counts to.
 
     Of a "program" `n` of the outermost parallel loop they are in row n, which is its own. A "task"
-    adds to row `n % units`, together with others; row 0 also counts how often the kernel was
-    called. What runs outside of parallel loops belongs to row 0.
+    adds to row `(first + n) % units`, together with others; row `first` also counts how often the
+    kernel was called, if `launches`. What runs outside of parallel loops belongs to row `first`.
     """
     body = _unshared(function.body)
     known = frozenset((*function.dims, THREADS))
@@ -61,7 +62,7 @@ def counted(function: Function, chip: Description, per: Per = "program") -> Func
     counters = _counters(function, tasks, chip, per)
     places = _count(body, chip, known, tasks, per)
     return replace(function, params=(*function.params, counters), program=None,
-                   body=_Writer(chip, per, counters, places).function(body))
+                   body=_Writer(chip, per, counters, places, first).function(body, launches))
 
 
 def _counters(function: Function, tasks: list[_Task], chip: Description, per: Per) -> Buffer:
@@ -189,20 +190,22 @@ class _Writer:
     per: Per
     counters: Buffer
     places: Places
+    first: int  # the row of the first task
     numbers: Iterator[int] = field(default_factory=itertools.count)  # for names of parts
 
-    def function(self, body: Stmt) -> Stmt:
+    def function(self, body: Stmt, launches: bool) -> Stmt:
         """The body of a function, with all it counts."""
         whole = self.places.inside[0, 0]
-        if self.per == "task":
+        if self.per == "task" and launches:
             if isinstance(body, For) and id(body) in self.places.tasks:
                 # The loop stays the outermost statement: its first task counts the call.
                 first = self.places.inside.setdefault((id(body), 0), Tally())
                 first.add(LAUNCHES, 1, (body.lo - body.var,))
             else:
                 whole.add(LAUNCHES, 1)
-        head = self.added(whole, 0) if whole.terms else None
-        return block(head, unwind(self.rebuilt(body, lambda tally: self.added(tally, 0))))
+        head = self.added(whole, self.first) if whole.terms else None
+        return block(head, unwind(self.rebuilt(body, lambda tally: self.added(
+            tally, self.first))))
 
     def written(self, tally: Tally, add: Callable[[int, Scalar], Stmt]) -> Stmt:
         """Counts, each by a statement that adds it; what they have in common has a name."""
@@ -223,10 +226,15 @@ class _Writer:
         closed, left = mine.over(For(turn, 0, ceildiv(tasks - unit, units), Block(())))
         if left.terms:
             return self.written(known, lambda counter, amount: self.shared(
-                counter, (loop.var - loop.lo) % units, amount))
-        adds = self.written(closed, lambda counter, amount: self.shared(counter, unit, amount))
+                counter, self.row(loop.var - loop.lo), amount))
+        adds = self.written(closed, lambda counter, amount: self.shared(
+            counter, self.row(unit), amount))
         return If(call("eq", as_scalar(loop.var), as_scalar(loop.lo, int64)),
                   For(unit, 0, minimum(tasks, units), adds))
+
+    def row(self, task: Index) -> Index:
+        """Where a task counts."""
+        return (task + self.first) % self.chip.units
 
     def shared(self, counter: int, row: Index, amount: Scalar) -> Stmt:
         """Adds to a row of several tasks."""
@@ -283,5 +291,5 @@ class _Writer:
 
     def _handed(self, counter: int, number: Index, amount: Scalar) -> Stmt:
         if self.per == "task":
-            return self.shared(counter, number % self.chip.units, amount)
+            return self.shared(counter, self.row(number), amount)
         return Store(self.counters, number * COUNTERS + counter, amount, "add")

@@ -7,13 +7,16 @@ in (the letter c of the arguments) and makes them a time.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from terrazzo.chips.chip import Assembled
 from terrazzo.chips.gcu.description import Description
 from terrazzo.chips.gcu.device import Image, devices
+from terrazzo.chips.gcu.launches import Member, members
 from terrazzo.chips.gcu.library import COUNTERS, check
 from terrazzo.loop.ir import Function
 from terrazzo.loop.steps import Argument, Branch, Call, Recipe, Repeat, Step
@@ -23,34 +26,86 @@ CALLS = "calls of steps"  # of the facts: the names of each step's kernels
 
 
 # ---------------------------------------------------------------- writing
-def counted_recipe(recipe: Recipe, chip: Description) -> tuple[Recipe, list[str]]:
-    """A recipe whose kernels count, with one more slot for the counts; and its calls by name."""
-    from terrazzo.chips.gcu.counting import counted
+@dataclass(frozen=True)
+class Counted:
+    """A recipe whose kernels count, with one more slot for the counts."""
 
-    known: dict[Function, Function] = {}
-    calls: list[str] = []
-    row = chip.units * COUNTERS * 8  # bytes of one call's counts
+    recipe: Recipe
+    launches: list[str]  # names, in the order in which they end
+    of_steps: list[list[str]]  # those that end in each step of the recipe
 
-    def call(step: Call) -> Call:
-        if step.function not in known:
-            known[step.function] = counted(step.function, chip, per="task")
-        place = Argument("slot", recipe.slots, len(calls) * row)
-        calls.append(step.name)
-        return Call(known[step.function], (*step.arguments, place), step.name)
 
-    def all_of(steps: Sequence[Step]) -> tuple[Step, ...]:
-        return tuple(map(one, steps))
+def counted_recipe(recipe: Recipe, chip: Description) -> Counted:
+    """The recipe with kernels that count; those of one launch count together."""
+    writer = _Writer(recipe, chip)
+    steps, of_steps = writer.steps(recipe.steps)
+    return Counted(replace(recipe, steps=tuple(steps), slots=recipe.slots + 1), writer.launches,
+                   of_steps)
 
-    def one(step: Step) -> Step:
-        if isinstance(step, Call):
-            return call(step)
+
+class _Writer:
+    """Counts launches, and remembers kernels that count."""
+
+    def __init__(self, recipe: Recipe, chip: Description):
+        self.recipe, self.chip = recipe, chip
+        self.known: dict[tuple[Function, int, bool], Function] = {}
+        self.launches: list[str] = []
+
+    def steps(self, steps: Sequence[Step]) -> tuple[list[Step], list[list[str]]]:
+        """Steps that count, and the launches that end in each."""
+        made: list[Step] = []
+        ended: list[list[str]] = []
+        for is_call, run in groupby(steps, key=lambda step: isinstance(step, Call)):
+            if is_call:
+                more, names = self.calls([step for step in run if isinstance(step, Call)])
+                made += more
+                ended += names
+                continue
+            for step in run:
+                before = len(self.launches)
+                made.append(self.around(step))
+                ended.append(self.launches[before:])
+        return made, ended
+
+    def around(self, step: Step) -> Step:
+        """A branch or a loop."""
         if isinstance(step, Branch):
-            return replace(step, then=all_of(step.then), orelse=all_of(step.orelse))
+            return replace(step, then=self.inside(step.then), orelse=self.inside(step.orelse))
         assert isinstance(step, Repeat)
-        return replace(step, test=all_of(step.test), body=all_of(step.body),
-                       after=all_of(step.after))
+        return replace(step, test=self.inside(step.test), body=self.inside(step.body),
+                       after=self.inside(step.after))
 
-    return replace(recipe, steps=all_of(recipe.steps), slots=recipe.slots + 1), calls
+    def inside(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+        return tuple(self.steps(steps)[0])
+
+    def calls(self, calls: Sequence[Call]) -> tuple[list[Call], list[list[str]]]:
+        """Calls in a row, of which several may be one launch."""
+        row = self.chip.units * COUNTERS * 8  # bytes of one launch's counts
+        before = len(self.launches)
+        found = members(calls, self.chip.units, dict(self.recipe.over))
+        heads = [call.name for call, member in zip(calls, found) if member.is_head]
+        sizes = Counter(member.launch for member in found)
+        self.launches += [name if sizes[i] == 1 else f"{name} and {sizes[i] - 1} more"
+                          for i, name in enumerate(heads)]
+        made, ended = [], []
+        for call, member in zip(calls, found):
+            launch = before + member.launch
+            place = Argument("slot", self.recipe.slots, launch * row)
+            made.append(Call(self.kernel(call.function, member), (*call.arguments, place),
+                             call.name))
+            ended.append([self.launches[launch]] if member.is_head else [])
+        return made, ended
+
+    def kernel(self, function: Function, member: Member) -> Function:
+        """A kernel that counts as this member of a launch; equal ones are one."""
+        from terrazzo.chips.gcu.counting import counted
+
+        key = function, member.first, member.is_head
+        if key not in self.known:
+            name = f"{function.name}{'' if member.is_head else '_more'}_{member.first}"
+            self.known[key] = replace(counted(function, self.chip, "task", member.first,
+                                              member.is_head), name=name)
+        return self.known[key]
 
 
 def letters(recipe: Recipe) -> str:
