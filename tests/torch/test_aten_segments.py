@@ -76,6 +76,17 @@ def test_bags(mode: str, padding: int | None) -> None:
           indices.reshape(2, 4))
 
 
+@pytest.mark.parametrize("padding", [-1, 2])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_what_bags_tell_beside_their_results(mode: int, padding: int) -> None:
+    """Bags of indices, how many count in each, and where the largest are, as eager mode tells."""
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 3, 3, 6])
+    for operator in (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only):
+        check(lambda w, i, o, operator=operator: operator(
+            w, i, o, False, mode, False, None, False, padding), torch.randn(10, 4), indices,
+            offsets, backward=False)
+
+
 def test_weighted_bags_and_gradients_by_frequency() -> None:
     torch.manual_seed(0)
     table, indices = torch.randn(7, 5), torch.tensor([1, 2, 2, 6, 0, 2, 1, 2])

@@ -192,7 +192,9 @@ def embedding_bag(weight: Any, indices: Any, offsets: Any, scale_grad_by_freq: b
         made = _gathered(e.where(inside, rows, 0.0), bags, count, "add")
         if mode == 1:
             made = made / _spread(e.astype(e.maximum(sizes, 1), dtype=made.dtype), made)
-    found = (made, bags, sizes, chosen)
+    # Beside a sum torch tells no sizes, and beside a mean it tells them twice.
+    told = {0: (chosen, chosen), 1: (sizes, sizes), 2: (sizes, chosen)}[mode]
+    found = (made, bags, *told)
     return tuple(v if tuple(v.shape) == tuple(t.shape) else zeros(shape=t.shape, dtype=t.dtype)
                  for v, t in zip(found, out))
 
