@@ -48,6 +48,29 @@ def test_cycles_are_the_same_in_ten_runs() -> None:
     assert all(run == runs[0] for run in runs)
 
 
+@triton.jit
+def scatter_add(places, values, chosen, out, BY_DATA: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = tl.load(chosen + i) != 0 if BY_DATA else i >= 0
+    tl.atomic_add(out + tl.load(places + i), tl.load(values + i), mask, sem="relaxed")
+
+
+def test_masks_of_atomics_take_their_time_whatever_they_hold() -> None:
+    """Additions that data masks off are lanes, not branches: each would be a transfer by itself."""
+    n = 48 * 256
+    values, places = normal(n), zeros(n, dtype=np.int32)
+    everywhere, nowhere = normal(n, seed=3), zeros(n)
+    took = []
+    for chosen, by_data in ((nowhere, False), (everywhere, True), (nowhere, True)):
+        out, begin = zeros(1), stream_cycles()
+        scatter_add[(48,)](places, values, chosen, out, by_data, BLOCK=256)
+        took.append(stream_cycles() - begin)
+        wanted = 0.0 if by_data and chosen is nowhere else values.values.sum(dtype=np.float64)
+        np.testing.assert_allclose(out.numpy(), [wanted], atol=1e-2)
+    plain, all_of_them, none = took
+    assert all_of_them == none < 1.5 * plain
+
+
 # ---------------------------------------------------------------- autotuning
 def _tuned() -> Any:
     configs = [triton.Config({"BLOCK": block}, num_warps=warps)

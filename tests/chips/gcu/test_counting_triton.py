@@ -109,19 +109,19 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def case(chip: str, kernel: Any, programs: int, *args: Any, **constants: Any) -> Case:
-    from terrazzo.triton_cpu import compiler
-    from terrazzo.triton_gcu import compiler as for_gcu
+    from terrazzo.triton_cpu import cpu_stages
+    from terrazzo.triton_gcu import gcu_stages
 
     found: list[Any] = []
-    make = compiler._make_loops
+    make = cpu_stages.make_loops
 
     def keep(module: Any, metadata: dict[str, Any]) -> Any:
         found.append(make(module, metadata) if chip == "cpu"
-                     else for_gcu._make_loops(module, metadata, GCU))
+                     else gcu_stages.make_loops(module, metadata, GCU))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "_make_loops", keep)
+        patch.setattr(cpu_stages, "make_loops", keep)
         patch.setattr(triton.knobs.compilation, "always_compile", True)
         kernel.device_caches.clear()
         kernel[(programs,)](*args, **constants)

@@ -29,9 +29,8 @@ from terrazzo.chips.gcu.tally import (
     holds,
     is_short,
     is_unit,
-    when,
 )
-from terrazzo.chips.gcu.work import Places
+from terrazzo.chips.gcu.work import Places, sides_of
 from terrazzo.index import (
     Index,
     IndexExpr,
@@ -124,7 +123,7 @@ class Traffic:
     def _branches(self, stmt: If, loops: tuple[For, ...], only: When, known: frozenset[Var]
                   ) -> Walk[list[Access]]:
         found = self.heads[id(stmt)] = self._reads(stmt, loops, only)
-        sides = when(stmt.cond)
+        sides = sides_of(stmt)
         for branch, body in enumerate((stmt.then, stmt.orelse)):
             if body is not None:
                 inner = ALWAYS  # within a branch that data chose, there is no further one
@@ -258,7 +257,7 @@ class Traffic:
             for inner in stmt.stmts:
                 made.include((yield self._moved(inner, depth, known)))
         elif isinstance(stmt, If):
-            if when(stmt.cond) is not None:
+            if sides_of(stmt) is not None:
                 made.include((yield self._moved(stmt.then, depth, known)))
                 if stmt.orelse is not None:
                     made.include((yield self._moved(stmt.orelse, depth, known)))

@@ -28,10 +28,12 @@ from terrazzo.base.scalar_table import OPS, REDUCTIONS
 from terrazzo.base.unwind import Walk, unwind
 from terrazzo.chips.gcu.description import Description
 from terrazzo.chips.gcu.tally import (
+    ALWAYS,
     LOCAL,
     MATRIX,
     SCALAR,
     VECTOR,
+    Sides,
     Tally,
     as_index,
     is_unit,
@@ -101,7 +103,7 @@ class Places:
 
     def choose(self, stmt: If, then: Tally, orelse: Tally) -> Tally:
         """What is known outside of a branch."""
-        made, sides = Tally(), when(stmt.cond)
+        made, sides = Tally(), sides_of(stmt)
         if sides is None:
             self.add(stmt, then)
             self.add(stmt, orelse, 1)
@@ -109,6 +111,19 @@ class Places:
             made.include(then, sides[0])
             made.include(orelse, sides[1])
         return made
+
+
+def sides_of(stmt: If) -> Sides | None:
+    """Where each side of a branch runs; None where data decides it.
+
+    A single atomic operation under a mask is no branch: lanes that are masked off take their time.
+    """
+    found = when(stmt.cond)
+    inner = stmt.then
+    while isinstance(inner, Let):
+        inner = inner.body
+    masked = found is None and isinstance(inner, Atomic) and stmt.orelse is None
+    return (ALWAYS, ()) if masked else found
 
 
 def work(stmt: Stmt, chip: Description, places: Places) -> Tally:
