@@ -90,12 +90,8 @@ def cuda(kernel: Kernel, spec: ChipSpec, memory: HostMemory) -> Run:
 @cache
 def nvrtc() -> Any:
     """NVIDIA's compiler as a library: the system's, or the one that torch was installed with."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    packaged = [str(file) for folder in folders
-                for file in sorted(Path(folder).glob("*/lib/libnvrtc.so*"))
-                if "builtins" not in file.name]
-    for name in (*packaged, *_NAMES):
+    packaged = _packaged("*/lib/libnvrtc.so*")
+    for name in (*(p for p in packaged if "builtins" not in p), *_NAMES):
         try:
             return ctypes.CDLL(name)
         except OSError:
@@ -138,11 +134,15 @@ def _answer(library: Any, program: ctypes.c_void_p, what: str) -> bytes:
 
 def _headers() -> list[str]:
     """Where cuda_fp16.h and its like are, if they are."""
-    spec = importlib.util.find_spec("nvidia")
-    found = [str(f) for folder in (spec.submodule_search_locations or ()) if spec is not None
-             for f in sorted(Path(folder).glob("*/include"))] if spec is not None else []
     usual = Path("/usr/local/cuda/include")
-    return [*found, *([str(usual)] if usual.is_dir() else [])]
+    return [*_packaged("*/include"), *([str(usual)] if usual.is_dir() else [])]
+
+
+def _packaged(pattern: str) -> list[str]:
+    """What torch was installed with, of NVIDIA's packages."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = (spec.submodule_search_locations or ()) if spec is not None else ()
+    return [str(path) for folder in folders for path in sorted(Path(folder).glob(pattern))]
 
 
 def _check(library: Any, status: int) -> None:
