@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from types import ModuleType
 from typing import Any
@@ -160,3 +161,19 @@ def test_a_graph_without_calls_of_torch_may_change_its_arguments(device: ModuleT
     x = torch.ones(5, device="gcu")
     torch.compile(lambda x: x.mul_(3), backend="terrazzo", options={"fallback": "error"})(x)
     assert x.tolist() == [3] * 5
+
+
+def test_another_device_than_the_current_one(device: ModuleType) -> None:
+    F = torch.nn.functional
+    layer = torch.nn.Linear(32, 16)
+    x = torch.randn(8, 32)
+    wanted = F.gelu(layer(x)).detach()
+    for index in range(2):
+        there = copy.deepcopy(layer).to(f"gcu:{index}")
+        function = torch.compile(lambda x, m=there: F.gelu(m(x)), backend="terrazzo",
+                                 fullgraph=True)
+        y = function(x.to(f"gcu:{index}"))
+        y.sum().backward()
+        assert y.device.index == there.weight.grad.device.index == index
+        torch.testing.assert_close(y.detach().cpu(), wanted)
+        assert torch.gcu.current_device() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,22 @@ def is_chip(device: torch.device) -> bool:
 @lru_cache(maxsize=16)
 def _is_chip(name: str) -> bool:
     return name != "meta" and name in chip_names() and not chip_named(name).absence
+
+
+@contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Inside, a device is the current one of its kind: code is loaded and run there."""
+    before = device.index
+    if device.type != HOST.type and before is not None:
+        before = torch.accelerator.current_device_index()
+    if before == device.index:
+        yield
+        return
+    torch.accelerator.set_device_index(device.index)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_device_index(before)
 
 
 def device_of(values: Iterable[Any]) -> torch.device:

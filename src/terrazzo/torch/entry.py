@@ -18,7 +18,7 @@ from terrazzo.errors import ShapeError, UnsupportedOperator
 from terrazzo.index import evaluate
 from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pages
-from terrazzo.torch.devices import HOST
+from terrazzo.torch.devices import HOST, current
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
     `over` are the arguments whose memory results are written to.
     """
     code = getattr(executable, "code", None)  # none where the host takes part
-    slow = _by_running(executable, made, sources, threads, over)
+    slow = _there(device, _by_running(executable, made, sources, threads, over))
     if code is None or (code.call_slots is None and code.call_pointers is None):
         return slow
     scope: dict[str, Any] = {"native": code.call_pointers, "on_slots": code.call_slots,
@@ -206,7 +206,20 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
     answer = "[" + ", ".join(f"spread(y{i}, shape{i}, {r.spread})" if r.spread else f"y{i}"
                              for i, r in enumerate(made)) + "]"
     lines += _call(executable, [*pointers, *map(str, sizes)], sizes)
-    return made_function("call", "\n".join([*lines, f"    return {answer}"]), scope)
+    return _there(device, made_function("call", "\n".join([*lines, f"    return {answer}"]), scope))
+
+
+def _there(device: torch.device, run: Callable[..., Sequence[Any]]
+           ) -> Callable[..., Sequence[Any]]:
+    """What runs with a device being the current one, of which there may be several."""
+    if device == HOST:
+        return run
+
+    def call(*args: Any) -> Sequence[Any]:
+        with current(device):
+            return run(*args)
+
+    return call
 
 
 def _numbers(sources: Sequence[Source]) -> tuple[list[str], dict[int, str]]:

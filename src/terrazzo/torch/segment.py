@@ -26,7 +26,7 @@ from terrazzo.index.guards import Guard
 from terrazzo.knobs import knobs
 from terrazzo.ops.shape import permute_dims
 from terrazzo.torch.convert import Conversion, constant_value, converted, fresh
-from terrazzo.torch.devices import HOST, device_of
+from terrazzo.torch.devices import HOST, current, device_of
 from terrazzo.torch.entry import Result, Source, entry, rows
 from terrazzo.torch.symbols import Names, index_of, symbols_in, variable
 from terrazzo.torch.unify import for_all_sizes
@@ -265,8 +265,9 @@ class Segment:
             settings = replace(settings, chip=self.device.type)
         over = tuple(given.index(self.piece.over[n]) if n in self.piece.over else None
                      for n in self.piece.outputs)
-        return compile_graph(graph, strides=tuple(strides), over=over if any(
-            n is not None for n in over) else (), options=Options(settings))
+        with current(self.device):
+            return compile_graph(graph, strides=tuple(strides), over=over if any(
+                n is not None for n in over) else (), options=Options(settings))
 
 
 def _strides(fake: Any, names: Names) -> tuple[Index, ...] | None:
