@@ -253,7 +253,9 @@ def test_a_full_disk_and_a_reader_that_leaves() -> None:
 
 def test_control_c(tmp_path: Path) -> None:
     waits = tmp_path / "waits.py"
-    waits.write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    # Many short sleeps: a signal that comes just before a sleep is heard only when that one ends.
+    waits.write_text("import time\nprint('here', flush=True)\n"
+                     "for _ in range(600):\n    time.sleep(0.1)\n")
     words, env = command("lower", f"{waits}::f", "-s", "3")
     def hear() -> None:  # who runs in the background inherits deafness to ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)
