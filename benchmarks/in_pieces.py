@@ -8,10 +8,12 @@ again one by one; what then still has none ended its process, or took too long.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,13 +23,17 @@ Outcome = dict[str, Any]
 
 
 def outcomes(command: Sequence[str], names: Sequence[str], jobs: int, together: int,
-             seconds: float, tell: Callable[[Outcome], None] = lambda _: None
-             ) -> dict[str, Outcome]:
-    """What became of each name; a process may take so many seconds."""
+             seconds: float, tell: Callable[[Outcome], None] = lambda _: None,
+             end: float = math.inf) -> dict[str, Outcome]:
+    """What became of each name; a process may take so many seconds.
+
+    Of names that no process was begun for until the `end` nothing is told.
+    """
     found: dict[str, Outcome] = {}
 
     def piece(part: Sequence[str]) -> list[Outcome]:
-        return _apart(command, part, seconds)
+        left = end - time.monotonic()
+        return _apart(command, part, min(seconds, left)) if left > 0 else []
 
     with ThreadPoolExecutor(jobs) as pool:
         count = max(1, -(-len(names) // together))
@@ -37,7 +43,7 @@ def outcomes(command: Sequence[str], names: Sequence[str], jobs: int, together: 
         left = [[n] for n in names if n not in found]
         for part in pool.map(piece, left):
             found |= {r["name"]: r for r in part}
-    for name in names:
+    for name in filter(found.__contains__, names):
         tell(found[name])
     return found
 

@@ -86,6 +86,7 @@ class Visit:
     part: Part
     arrays: Sequence[Any]
     other: frozenset[str]  # results of the host that are strings, sequences or maps
+    told: Mapping[str, Any]  # those that layouts alone decide
 
 
 def position_of(nodes: Sequence[Numbered], wanted: Iterable[str], forms: Forms,
@@ -161,7 +162,9 @@ class Block:
             if trail is not None:
                 trail.append(Visit(position, part, arrays, frozenset(
                     n for _, step in part.host for n in step.outputs
-                    if n and _layout(values[n]) is None and values[n] is not None)))
+                    if n and _layout(values[n]) is None and values[n] is not None), {
+                    n: values[n] for _, step in part.host if step.tells
+                    for n in step.outputs if n}))
             position = part.rest
 
     # ------------------------------------------------------------ planning

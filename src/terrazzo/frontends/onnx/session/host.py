@@ -23,7 +23,15 @@ from terrazzo.frontends.onnx.model import node_text, outer_names, tensor_array
 from terrazzo.frontends.onnx.reasons import Reason
 from terrazzo.frontends.onnx.registry import attribute_value
 from terrazzo.frontends.onnx.session import host_microsoft, host_ml, host_strings, host_tokens
-from terrazzo.frontends.onnx.session.host_ops import HOST_OPS, MAKERS, STEADY, NodeAttributes
+from terrazzo.frontends.onnx.session.host_ops import (
+    HOST_OPS,
+    MAKERS,
+    PLAIN,
+    STEADY,
+    TELLERS,
+    HostOp,
+    NodeAttributes,
+)
 from terrazzo.frontends.onnx.session.reference import ReferenceNode
 from terrazzo.graph.ir import TensorType
 
@@ -44,12 +52,18 @@ def type_of(value: Any) -> TensorType | None:
         return None
 
 
+# A function, its first two arguments, and the names of the inputs that are the third.
+Direct = tuple[HostOp, Mapping[str, Any], int, tuple[str, ...]]
+
+
 class HostStep(Protocol):
     """A node that the host runs."""
 
     where: str  # "host" or "reference"
     makes: bool  # whether its results are new in every run
     steady: bool  # whether they lie alike wherever its inputs do
+    tells: bool  # whether they are equal wherever its inputs lie alike
+    direct: Direct | None  # what it calls, for those who know its inputs
     outputs: tuple[str, ...]  # their names, "" for those that nobody reads
 
     def run(self, env: Env) -> Sequence[Any]:
@@ -59,9 +73,10 @@ class HostStep(Protocol):
 
 class _Step:
     def __init__(self, node: Any, function: Callable[[Env], Sequence[Any]], where: str = "host",
-                 makes: bool = False, steady: bool = False):
+                 makes: bool = False, steady: bool = False, tells: bool = False,
+                 direct: Direct | None = None):
         self.node, self.function, self.where, self.makes = node, function, where, makes
-        self.steady = steady
+        self.steady, self.tells, self.direct = steady or tells, tells, direct
         self.outputs = tuple(node.output)
 
     def run(self, env: Env) -> Sequence[Any]:
@@ -98,7 +113,8 @@ def host_step(node: Any, why: Reason, block: Block) -> HostStep:
             return function(attrs, version, [env[n] if n else None for n in names])
 
         name = (domain, node.op_type)
-        return _Step(node, run, makes=name in MAKERS, steady=name in STEADY)
+        return _Step(node, run, makes=name in MAKERS, steady=name in STEADY,
+                     tells=name in TELLERS, direct=(PLAIN[name], attrs, version, names))
     body = _defining_function(node, block)
     if body is not None:
         return _Step(node, body)
@@ -149,6 +165,22 @@ def _inner(graph: Any, block: Block, name: str) -> Block:
     return Block(list(graph.node), weights, [o.name for o in graph.output], block.setting, name)
 
 
+def _repeated(block: Block) -> Callable[[Env], list[Any]]:
+    """A block as one function, which goes again the ways that it went."""
+    from terrazzo.frontends.onnx.session.route import Onward
+
+    names, onward = block.start.varying, Onward(block, block.start, block.wanted, own=False)
+
+    def run(env: Env) -> list[Any]:
+        try:
+            given = [env[n] for n in names]
+        except KeyError:  # perhaps of a branch that is not taken
+            return block.run(env)
+        return onward(given)
+
+    return run
+
+
 def _capturing(graph: Any) -> Callable[[Env], dict[str, Any]]:
     """What a graph reads of the values around it."""
     names = tuple(outer_names(graph))
@@ -163,19 +195,18 @@ def _scalar(value: Any, what: str) -> Any:
 
 
 def _if(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], Sequence[Any]]:
-    branches = {taken: (_capturing(attrs[key]), _inner(attrs[key], block, key)) for taken, key in (
+    branches = {taken: _repeated(_inner(attrs[key], block, key)) for taken, key in (
         (True, "then_branch"), (False, "else_branch"))}
 
     def run(env: Env) -> Sequence[Any]:
-        captured, inner = branches[bool(_scalar(env[node.input[0]], "the condition of If"))]
-        return inner.run(captured(env))
+        return branches[bool(_scalar(env[node.input[0]], "the condition of If"))](env)
 
     return run
 
 
 def _loop(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], Sequence[Any]]:
     graph = attrs["body"]
-    inner, captured = _inner(graph, block, "body"), _capturing(graph)
+    inner, captured = _repeated(_inner(graph, block, "body")), _capturing(graph)
     names = [i.name for i in graph.input]
     carried_count = len(names) - 2
 
@@ -193,7 +224,7 @@ def _loop(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
                                            strict=True))}
             scope[names[0]] = np.asarray(scope[names[0]])
             scope[names[1]] = np.asarray(scope[names[1]])
-            results = inner.run(scope)
+            results = inner(scope)
             going = bool(_scalar(results[0], "Loop's condition"))
             carried = results[1:1 + carried_count]
             for column, item in zip(collected, results[1 + carried_count:], strict=True):
@@ -220,7 +251,7 @@ def _scan(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
     if block.setting.opsets.get("", 1) < 9:
         return _scan_8(node, attrs, block)
     graph, scanned = attrs["body"], attrs["num_scan_inputs"]
-    inner, captured = _inner(graph, block, "body"), _capturing(graph)
+    inner, captured = _repeated(_inner(graph, block, "body")), _capturing(graph)
     states = len(node.input) - scanned
     outputs = len(graph.output) - states
 
@@ -243,7 +274,7 @@ def _scan(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
             raise ModelError(f"{node_text(node)} scans inputs of different lengths {lengths}")
         for items in zip(*series, strict=True):
             here = [*state, *(np.array(i) for i in items)]
-            results = inner.run({**outside, **dict(zip(names, here, strict=True))})
+            results = inner({**outside, **dict(zip(names, here, strict=True))})
             state = [np.asarray(r) for r in results[:states]]
             for column, item in zip(collected, results[states:], strict=True):
                 column.append(item)
@@ -258,7 +289,7 @@ def _scan(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
 def _scan_8(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], Sequence[Any]]:
     """Opset 8 scans each member of a batch by itself, over the second axis."""
     graph, scanned = attrs["body"], attrs["num_scan_inputs"]
-    inner, captured = _inner(graph, block, "body"), _capturing(graph)
+    inner, captured = _repeated(_inner(graph, block, "body")), _capturing(graph)
     states = len(node.input) - 1 - scanned
     back = list(attrs.get("directions") or [0] * scanned)
     names = [i.name for i in graph.input]
@@ -275,7 +306,7 @@ def _scan_8(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env]
             collected: list[list[Any]] = []
             for t in range(stop):
                 here = [*state, *(np.array(s[t]) for s in series)]
-                results = inner.run({**outside, **dict(zip(names, here, strict=True))})
+                results = inner({**outside, **dict(zip(names, here, strict=True))})
                 state = list(results[:states])
                 collected.append(list(results[states:]))
             members.append([*state, *(np.stack(c) for c in zip(*collected, strict=True))])

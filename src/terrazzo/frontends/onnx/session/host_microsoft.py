@@ -50,7 +50,7 @@ def _ngram_repeat_block(attrs: Attrs, version: int, inputs: Sequence[Any]) -> li
 
 
 # ---------------------------------------------------------------- hashes
-@host_op("MurmurHash3", domain=MS)
+@host_op("MurmurHash3", domain=MS, makes=True, steady=True)
 def _murmur_hash(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     """MurmurHash3 (Appleby), 32 bits, of each element's bytes."""
     x, seed = np.asarray(inputs[0]), attrs.get("seed", 0)

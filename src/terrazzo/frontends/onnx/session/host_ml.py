@@ -187,7 +187,7 @@ def _places(listed: tuple[np.ndarray, np.ndarray], items: np.ndarray) -> np.ndar
     return np.where(numbers[at] == items, order[at], -1)
 
 
-@host_op("ArrayFeatureExtractor", domain=ML)
+@host_op("ArrayFeatureExtractor", domain=ML, makes=True, steady=True)
 def _array_feature_extractor(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])
     return [(x.reshape(1, -1) if x.ndim == 1 else x).take(inputs[1].reshape(-1), -1)]

@@ -21,16 +21,19 @@ Attrs = Mapping[str, Any]
 HostOp = Callable[[Attrs, int, Sequence[Any]], list[Any]]
 
 HOST_OPS: dict[tuple[str, str], HostOp] = {}
+PLAIN: dict[tuple[str, str], HostOp] = {}  # the same, with errors as Python has them
 MAKERS: set[tuple[str, str]] = set()  # those whose results are new in every run
 STEADY: set[tuple[str, str]] = set()  # those whose results' layouts hang on the inputs' alone
+TELLERS: set[tuple[str, str]] = set()  # those whose results hang on the inputs' layouts alone
 
 
-def host_op(*operators: str, domain: str = "", makes: bool = False, steady: bool = False
-            ) -> Callable[[HostOp], HostOp]:
+def host_op(*operators: str, domain: str = "", makes: bool = False, steady: bool = False,
+            tells: bool = False) -> Callable[[HostOp], HostOp]:
     """Enter a function under the names of operators; what numpy rejects is the model's mistake.
 
     One that `makes` its results hands on nothing that it was given or keeps. One that is `steady`
-    answers inputs of the same types and shapes with results that lie alike.
+    answers inputs of the same types and shapes with results that lie alike, and one that `tells`
+    of them with equal results.
     """
 
     def register(function: HostOp) -> HostOp:
@@ -45,11 +48,10 @@ def host_op(*operators: str, domain: str = "", makes: bool = False, steady: bool
                     raise ModelError(f"{operator} cannot work with what it is given: {error}"
                                      ) from error
 
-            HOST_OPS[domain, operator] = run
-            if makes:
-                MAKERS.add((domain, operator))
-            if steady:
-                STEADY.add((domain, operator))
+            HOST_OPS[domain, operator], PLAIN[domain, operator] = run, function
+            for holds, those in ((makes, MAKERS), (steady, STEADY), (tells, TELLERS)):
+                if holds:
+                    those.add((domain, operator))
         return function
 
     return register
@@ -101,7 +103,9 @@ def counted_axes(node: Any) -> dict[str, list[int]]:
 @host_op("NonZero")
 def _non_zero(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x = np.asarray(inputs[0])
-    return [np.array(np.nonzero(np.atleast_1d(x != 0)), np.int64)[:x.ndim]]  # a scalar: no row
+    if x.ndim == 1:
+        return [x.nonzero()[0][None]]
+    return [np.array(np.nonzero(np.atleast_1d(x)), np.int64)[:x.ndim]]  # a scalar: no row
 
 
 @host_op("Compress")
@@ -110,7 +114,7 @@ def _compress(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     axis = attrs.get("axis")
     if axis is None:
         x, axis = x.reshape(-1), 0
-    return [np.take(x, np.flatnonzero(condition), axis=axis)]
+    return [x.compress(condition, axis)]
 
 
 @host_op("Unique")

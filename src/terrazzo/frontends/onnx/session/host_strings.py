@@ -160,8 +160,11 @@ def _moving(move: Mover) -> Callable[[Attrs, int, Sequence[Any]], list[Any]]:
     return lambda attrs, version, inputs: [np.asarray(move(np.asarray(inputs[0]), attrs, inputs))]
 
 
+# The contents of no input decide how these lie.
+_STEADY = {"Flatten", "GatherElements", "GatherND", "ScatterElements", "Scatter", "ScatterND",
+           "Transpose", "Gather", "Concat", "Where"}
 for _name, _mover in _MOVERS.items():
-    host_op(_name)(_moving(_mover))
+    host_op(_name, steady=_name in _STEADY, tells=_name in ("Shape", "Size"))(_moving(_mover))
 
 
 @host_op("Split")

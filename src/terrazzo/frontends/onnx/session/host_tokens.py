@@ -41,15 +41,30 @@ def _tokenizer(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
 def _token_numbers(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     """The numbers of the tokens of texts, a row each, filled up to the longest."""
     x = np.asarray(inputs[0], object)
-    numbers = once(attrs, "numbers", lambda: Numbers(attrs))
-    cut = once(attrs, "cut", lambda: _all_tokens(attrs, numbers))
+    numbers, alone, cut = once(attrs, "ways", lambda: _ways(attrs))
+    if x.size == 1:
+        found = alone(x.item())
+        return [np.asarray(found, numbers.dtype).reshape(*x.shape, len(found))]
     found, counts = cut(x.reshape(-1).tolist())
-    if len(counts) == 1:
-        return [found.reshape(*x.shape, len(found))]
     longest = int(counts.max(initial=0))
     filled = np.full((len(counts), longest), numbers[attrs["pad_value"]], numbers.dtype)
     filled[np.arange(longest) < counts[:, None]] = found
     return [filled.reshape(*x.shape, longest)]
+
+
+def _ways(attrs: Attrs) -> tuple[Numbers, Callable[[str], Any], Callable[[list[str]], Cut]]:
+    """Numbers of tokens, and how one text and many are cut into them."""
+    numbers = Numbers(attrs)
+    cut, tokens, among = _all_tokens(attrs, numbers), _tokens(attrs), numbers.__getitem__
+    if _by_character(attrs):
+        return numbers, lambda text: cut([text])[0], cut
+    return numbers, lambda text: list(map(among, _marked(attrs, [tokens(text)])[0])), cut
+
+
+def _by_character(attrs: Attrs) -> bool:
+    """Whether every character is a token, and nothing else is."""
+    return not attrs.get("mark", 0) and max(attrs.get("mincharnum", 1), 1) == 1 and (
+        attrs.get("tokenexp") == "." or attrs.get("separators") == [""])
 
 
 def _all_tokens(attrs: Attrs, numbers: Numbers) -> Callable[[list[str]], Cut]:
@@ -60,10 +75,10 @@ def _all_tokens(attrs: Attrs, numbers: Numbers) -> Callable[[list[str]], Cut]:
     def one_by_one(texts: list[str]) -> Cut:
         return _numbered(_marked(attrs, list(map(cut, texts))), numbers)
 
+    if _by_character(attrs):
+        return _characters(numbers)
     if attrs.get("mark", 0):
         return one_by_one
-    if least == 1 and (expression == "." or attrs.get("separators") == [""]):
-        return _characters(numbers)
     if expression is not None and _ONE_CLASS.fullmatch(expression):
         kept = re.compile(expression)
         if not any(map(kept.match, _SPACES)):

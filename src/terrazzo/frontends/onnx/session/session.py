@@ -24,7 +24,7 @@ from terrazzo.frontends.onnx.model import Model, load_model
 from terrazzo.frontends.onnx.session.block import Block, Setting, Visit, log
 from terrazzo.frontends.onnx.session.compiled import CompiledModel, notes_of
 from terrazzo.frontends.onnx.session.ports import Port, checked, known_outputs, ports_of
-from terrazzo.frontends.onnx.session.route import way_of
+from terrazzo.frontends.onnx.session.route import entry_of
 from terrazzo.frontends.onnx.sizes import declared_types
 from terrazzo.graph.ir import Graph, TensorType
 from terrazzo.index import IndexExpr
@@ -203,7 +203,7 @@ class Session:
         found = self.block.run(values, names, own=True, trail=trail)
         if key is not None and self.profiles is None and all(
                 values[n] is a for n, a in zip(inputs, args, strict=True)):
-            self._remember(key, way_of(self.block, inputs, names, trail))
+            self._remember(key, entry_of(self.block, inputs, names, trail))
         for i, name in enumerate(names):
             if into and name in into:
                 into[name][...] = found[i]
