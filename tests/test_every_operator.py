@@ -65,6 +65,11 @@ def single(make: Maker) -> Maker:
     return lambda rng: make(rng).astype(np.float32)
 
 
+def eighth(kind: str, *shape: int) -> Maker:
+    """8-bit floats around zero."""
+    return lambda rng: rng.standard_normal(shape).astype(as_dtype(f"float8_{kind}").np)
+
+
 def key() -> Maker:
     return given(np.uint64(0x1234_5678_9ABC_DEF0))
 
@@ -205,6 +210,9 @@ MORE: dict[str, list[Case]] = {
     "dequantize_linear": [case(small(np.uint8, 3, 5), given(np.float32(0.3)), small(np.uint8)),
                           case(small(np.int8, 3, 5), given(np.float32(0.3)))],
     "dynamic_quantize_linear": [case(X)],
+    "float8_matmul": [case(eighth("e4m3fn", 3, 9), eighth("e5m2", 9, 17)),
+                      case(eighth("e5m2", 2, 9, 3), eighth("e5m2", 7, 9), transpose_x=True,
+                           transpose_y=True)],
     "integer_matmul": [case(small(np.uint8, 3, 9), small(np.int8, 9, 17))],
     "matmul_integer": [case(small(np.int8, 3, 9), small(np.uint8, 9, 17), small(np.int8),
                             small(np.uint8, 17))],
@@ -307,7 +315,7 @@ def test_gradients(name: str, row: Case, rng: np.random.Generator) -> None:
 # These need a size to be known, each for the reason its error gives.
 KNOWN_SIZES = {"reshape", "broadcast_to", "split", "unstack", "repeat", "diagonal", "diag", "glu",
                "swiglu", "gather_nd", "group_norm", "einsum", "scaled_dot_product_attention",
-               "rotary_embedding",
+               "attention_with_logsumexp", "attention_gradients", "rotary_embedding",
                "scatter_nd", "place", "nonzero", "constant", "lstm", "gru", "rnn",
                "recurrent_steps", "dft", "stft", "fft_lines", "fft_columns", "real_halves",
                "real_rows", "rfft_lines", "irfft_lines", "qr", "qr_tall", "svd", "lstsq",

@@ -40,6 +40,7 @@ class CompiledOf(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     def __call__(self, *args: Any, out: Any, **kwargs: Any) -> R: ...
+    def tune(self, *args: Any, **kwargs: Any) -> str: ...
 
 class OperatorOf(CompiledOf[P, R], Operator):
     """An operator that is called with certain arguments."""
@@ -170,6 +171,12 @@ def atan2(x: Array, y: Array, /) -> Array:
 @_operator
 def atanh(x: Array, /) -> Array:
     """inverse hyperbolic tangent"""
+@_operator
+def attention_gradients(g: Array, q: Array, k: Array, v: Array, y: Array, logsumexp: Array, mask: Array | None = None, causal: bool = False, scale: float | None = None) -> Any:
+    """the gradients of scaled_dot_product_attention by q, k and v, for the gradient g of y"""
+@_operator
+def attention_with_logsumexp(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bool = False, scale: float | None = None, unseen: str = 'zeros') -> tuple[Array, Array]:
+    """scaled_dot_product_attention, and log(sum(exp(scores))) of each query [..., heads, queries]"""
 @_operator
 def average_pool(x: Array, window: Size | Sequence[Size], strides: Size | Sequence[Size] | None = None, padding: Size | Sequence[Size] | Sequence[tuple[Size, Size]] = 0, dilation: Size | Sequence[Size] = 1, count_include_pad: bool = False, overhang: Any = 0) -> Array:
     """the mean of every window of [N, C, *S]; padding counts as zeros, or not at all"""
@@ -410,6 +417,9 @@ def flatten(x: Array, start_axis: int = 0, end_axis: int = -1) -> Array:
 @_operator
 def flip(x: Array, axis: int | Sequence[int] | None = None) -> Array:
     """the elements in reverse order along axes"""
+@_operator
+def float8_matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Any:
+    """matrix products of 8-bit floats, whose float32 sums are the result, for scales to follow"""
 @_operator
 def floor(x: Array, /) -> Array:
     """rounded down"""

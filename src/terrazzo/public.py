@@ -42,6 +42,7 @@ _PRIVATE = {"constant", "dimension"}
 NAMES: dict[str, Any] = {
     **{name: value for name, value in globals().items()
        if not name.startswith("_") and name not in _HELPERS},
-    **{name: value for name, value in OPERATORS.items() if name not in _PRIVATE},
+    **{name: value for name, value in OPERATORS.items()
+       if value.family and name not in _PRIVATE},  # those without a family are a chip's own
     **ops.PUBLIC,
 }

@@ -90,6 +90,11 @@ def below(limit: float) -> Callable[..., Any]:
                                lambda a, b: a * a - b, x, y)
 
 
+def with_its_forward(op: Any, g: Any, q: Any, k: Any, v: Any, *mask: Any) -> Any:
+    """The gradients of attention, which start from what attention answers."""
+    return op(g, q, k, v, *OPERATORS["attention_with_logsumexp"](q, k, v, *mask), *mask)
+
+
 # ---------------------------------------------------------------- the rows
 X = spread(3, 4)
 ROWS: dict[str, list[Case]] = {
@@ -226,6 +231,16 @@ ROWS: dict[str, list[Case]] = {
         case(spread(1, 4, 2, 2), spread(1, 2, 3, 2), spread(1, 2, 3, 2), scale=0.7),
         case(spread(3, 2), spread(4, 2), spread(4, 2), spread(3, 4)),
         case(spread(3, 2), spread(4, 2), spread(4, 2), given(np.tri(3, 4, 1, bool)))],
+    "attention_with_logsumexp": [
+        case(spread(3, 2), spread(4, 2), spread(4, 2)),
+        case(spread(1, 4, 3, 2), spread(1, 2, 3, 2), spread(1, 2, 3, 3), causal=True, scale=0.7),
+        case(spread(3, 2), spread(4, 2), spread(4, 2), given(np.tri(3, 4, 1, bool)))],
+    "attention_gradients": [
+        called(with_its_forward, spread(3, 2), spread(3, 2), spread(4, 2), spread(4, 2)),
+        called(with_its_forward, spread(1, 4, 3, 3), spread(1, 4, 3, 2), spread(1, 2, 3, 2),
+               spread(1, 2, 3, 3)),
+        called(with_its_forward, spread(3, 2), spread(3, 2), spread(4, 2), spread(4, 2),
+               spread(3, 4))],
     "rotary_embedding": [case(spread(2, 3, 4), spread(3, 4), spread(3, 4)),
                          case(spread(3, 6), spread(3, 6), spread(3, 6), interleaved=True)],
     # movement

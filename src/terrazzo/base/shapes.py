@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from terrazzo.errors import AxisError, BroadcastError
@@ -98,6 +98,18 @@ def num_elements(shape: Iterable[Index]) -> Index:
     for size in shape:
         count = count * size
     return count
+
+
+def unflatten(flat: Index, extents: Sequence[Index]) -> list[Index]:
+    """The index along each axis of the element that is `flat`-th in row-major order."""
+    result: list[Index] = []
+    for d, extent in enumerate(extents):
+        inner = num_elements(extents[d + 1:])
+        if any(isinstance(n, int) and n == 0 for n in (extent, inner)):
+            result.append(0)
+        else:
+            result.append(flat // inner if d == 0 else flat // inner % extent)
+    return result
 
 
 def contiguous_strides(shape: Shape) -> tuple[Index, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from terrazzo.base.scalar import (
     Axis,
     Call,
+    Const,
     FromIndex,
     Load,
     Reduce,
@@ -34,12 +35,22 @@ class Factor:
     @property
     def load(self) -> Load | None:
         """The load this factor is, up to widening, if it is that and no more."""
-        node = self.value
-        while isinstance(node, Call) and node.op == "cast":
-            node = node.args[0]
+        node = _without_casts(self.value)
         if isinstance(node, Load) and not any(isinstance(i, Scalar) for i in node.indices):
             return node
         return None
+
+    @property
+    def guarded(self) -> tuple[Load, Scalar | None] | None:
+        """The load that it is, and the condition outside which it is zero instead, if any."""
+        node, condition = _without_casts(self.value), None
+        if isinstance(node, Call) and node.op == "where":
+            condition, node, other = node.args
+            zero = _without_casts(other)
+            if not isinstance(zero, Const) or zero.value != 0:
+                return None
+        load = Factor(node).load
+        return None if load is None else (load, condition)
 
     @property
     def address(self) -> Index | None:
@@ -59,17 +70,27 @@ class Factor:
         return None if address is None else coefficient(address, var)
 
     @property
+    def indices(self) -> list[Index]:
+        """Everything in it that is computed from indices: places, and what is compared."""
+        found: list[Index] = []
+        for node in walk(self.value):
+            if isinstance(node, FromIndex):
+                found.append(node.index)
+            elif isinstance(node, Load):
+                found += [i for i in node.indices if not isinstance(i, Scalar)]
+        return found
+
+    @property
     def vars(self) -> set[Var]:
         """The variables it depends on."""
         found: set[Var] = set()
-        for node in walk(self.value):
-            if isinstance(node, FromIndex):
-                found |= free_vars(node.index)
-            elif isinstance(node, Load):
-                for index in node.indices:
-                    if not isinstance(index, Scalar):
-                        found |= free_vars(index)
-        return found
+        return found.union(*map(free_vars, self.indices))
+
+
+def _without_casts(node: Scalar) -> Scalar:
+    while isinstance(node, Call) and node.op == "cast":
+        node = node.args[0]
+    return node
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,10 @@ def work(program: Program) -> tuple[Index, Index]:
     size: Index = 0
     for tensor in touched:
         size = size + num_elements(tensor.shape) * tensor.dtype.itemsize
+    if program.kind == "attention" and len(program.outputs) == 3:  # gradients: five products
+        g, query, key = program.inputs[:3]
+        five = 3 * num_elements(query.shape) + 2 * num_elements(g.shape)
+        return 2 * five * key.shape[-2], size
     if program.kind == "attention":
         query, key = program.inputs[:2]
         both = num_elements(query.shape) + num_elements(program.outputs[0].shape)

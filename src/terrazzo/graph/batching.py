@@ -66,7 +66,8 @@ class Rows:
             return [found] if isinstance(found, Value) else list(found)
         if node.op.body is None:
             return self.one_by_one(node)
-        if node.op.grad is not None:
+        # The rule of what chips keep whole is that of its body, for kernels.
+        if node.op.grad is not None and not node.op.keep_whole:
             return self.with_own_gradient(node)
         return self.inside(node).batch(expand(node.op, node.inputs, node.attrs))
 

@@ -230,7 +230,8 @@ RULES: dict[str, Rule] = {
     **{op.name: _elementwise for op in OPERATORS.values()
        if op.family == "elementwise" and op.body is None},
     **dict.fromkeys(("relu", "hardtanh", "clip", "softplus", "logaddexp", "xlogy",
-                     "binary_entropy", "stop_gradient", "batch_matmul"), _elementwise),
+                     "binary_entropy", "stop_gradient", "batch_matmul", "float8_matmul"),
+                    _elementwise),
     **dict.fromkeys(("sum", "prod", "max", "min", "any", "all", "logsumexp", "concat", "gather",
                      "scatter", "sort_pairs", "top_few", "cumulative", "linear_recurrence",
                      "softmax", "safe_softmax", "log_softmax"), _along_axis),

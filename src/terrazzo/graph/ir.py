@@ -226,6 +226,13 @@ class Operator:
         """`tz.bench(this, ...)`: the time of a call beside numpy and torch."""
         return UPCALLS["bench"](self, *tensors, **options)
 
+    def tune(self, /, *tensors: Any, **attrs: Any) -> Any:
+        """Measure how its kernels run best for arguments like these; later calls run so.
+
+        Answers what was chosen. It is for chips whose kernels leave a choice: docs/cuda.md.
+        """
+        return self.compiled.tune(*tensors, **attrs)
+
     def compile(self, /, *tensors: Any, **attrs: Any) -> Any:
         """The executable for arguments like these, which can be saved."""
         return self.compiled.executable(tensors, attrs)

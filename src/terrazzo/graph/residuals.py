@@ -103,7 +103,7 @@ def recomputing(node: Node) -> float:
 def _depth(node: Node) -> float:
     """Multiplications for one element of a contraction."""
     x, *others = (v for v in node.inputs if v is not None)
-    if node.op.name in ("batch_matmul", "integer_matmul"):
+    if node.op.name in ("batch_matmul", "float8_matmul", "integer_matmul"):
         return likely_count(x.shape[-2:-1] if node.attrs.get("transpose_x") else x.shape[-1:])
     if not others:
         return _WINDOW

@@ -1,4 +1,7 @@
 """Scaled dot-product attention, whole so that chips may run it without the score matrix; rotations.
+
+Its gradient is an operator too, which chips may have kernels for. It starts from the result and the
+log-sum-exp of each row of scores, by which weights are found again without a pass over all keys.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import numpy as np
 from terrazzo.base.shapes import dims_text
 from terrazzo.dtypes import int64, promote
 from terrazzo.errors import ArgumentError, RankError, ShapeError, user_location
-from terrazzo.graph.applying import as_value
-from terrazzo.graph.ir import Value
+from terrazzo.graph.applying import as_value, expand
+from terrazzo.graph.ir import Graph, Node, Value
+from terrazzo.graph.rebuild import replace_inputs
 from terrazzo.index import Index
 from terrazzo.index.guards import ask, granted, known, multiple
 from terrazzo.ops.contract import batch_matmul
@@ -21,11 +25,26 @@ from terrazzo.ops.define import operator
 from terrazzo.ops.elementwise import astype, equal, greater_equal, remainder, rsqrt, where
 from terrazzo.ops.joining import concat
 from terrazzo.ops.norm import safe_softmax, softmax
-from terrazzo.ops.reduce import in_shape, in_type, widened
+from terrazzo.ops.reduce import in_shape, in_type, logsumexp, widened
 from terrazzo.ops.shape import place, span
 
 
-@operator(family="attention", keep_whole=True)
+def _attention_grad(node: Node, g: Value) -> list[Value | None]:
+    q, k, v, mask = (*node.inputs, None)[:4]
+    assert q is not None and k is not None and v is not None
+    attrs = node.attrs
+    added = mask is not None and not mask.dtype.is_bool
+    if mask is not None and attrs["unseen"] == "nan":  # each key has a part in what is not a number
+        found = _gradients_by_definition(g, q, k, v, mask, **attrs)
+        return [*found[:3], found[3] if added else None][:len(node.inputs)]
+    y, sums = attention_with_logsumexp(q, k, v, mask, **attrs)
+    found = attention_gradients(g, q, k, v, y, sums, mask, causal=attrs["causal"],
+                                scale=attrs["scale"])
+    by_mask = _gradients_by_definition(g, q, k, v, mask, **attrs)[3] if added else None
+    return [*found, by_mask][:len(node.inputs)]
+
+
+@operator(family="attention", keep_whole=True, grad=_attention_grad)
 def scaled_dot_product_attention(q: Any, k: Any, v: Any, mask: Any = None, *,
                                  causal: bool = False, scale: float | None = None,
                                  unseen: str = "zeros") -> Any:
@@ -40,16 +59,55 @@ def scaled_dot_product_attention(q: Any, k: Any, v: Any, mask: Any = None, *,
     if unseen not in ("zeros", "nan"):
         raise ArgumentError(f"unseen={unseen!r} is neither 'zeros' nor 'nan'",
                             where=user_location())
-    shared = _shared_heads(q, k, v)
+    heads, dtype = q.shape[-3:-2], q.dtype
+    shared, q, k, v, mask = _in_groups(q, k, v, mask)
+    soft = safe_softmax if mask is not None and unseen == "zeros" else softmax
+    weights = soft(_scores(q, k, mask, causal, scale), axis=-1)
+    y = batch_matmul(weights, widened(v))
     if shared != 1:
-        kv_heads = k.shape[-3]
-        q_group = in_shape(q, (*q.shape[:-3], kv_heads, shared, *q.shape[-2:]))
-        k_group, v_group = (in_shape(x, (*x.shape[:-2], 1, *x.shape[-2:])) for x in (k, v))
-        if mask is not None:
-            mask = _grouped_mask(mask, kv_heads, shared)
-        y = _attend(q_group, k_group, v_group, mask, causal, scale, unseen)
-        return in_type(in_shape(y, (*y.shape[:-4], q.shape[-3], *y.shape[-2:])), q.dtype)
-    return in_type(_attend(q, k, v, mask, causal, scale, unseen), q.dtype)
+        y = in_shape(y, (*y.shape[:-4], *heads, *y.shape[-2:]))
+    return in_type(y, dtype)
+
+
+@operator(family="attention", keep_whole=True)
+def attention_with_logsumexp(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False,
+                             scale: float | None = None, unseen: str = "zeros") -> Any:
+    """scaled_dot_product_attention, and log(sum(exp(scores))) of each query [..., heads, queries]
+
+    The second is inf for a query that sees no key: its weights, found again by it, are zeros.
+    """
+    y = scaled_dot_product_attention(q, k, v, mask, causal=causal, scale=scale, unseen=unseen)
+    heads = q.shape[-3:-2]
+    shared, q, k, v, mask = _in_groups(q, k, v, mask)
+    sums = logsumexp(_scores(q, k, mask, causal, scale), axis=-1)
+    if shared != 1:
+        sums = in_shape(sums, (*sums.shape[:-3], *heads, *sums.shape[-1:]))
+    return y, where(equal(sums, -math.inf), math.inf, sums)
+
+
+@operator(family="attention", keep_whole=True)
+def attention_gradients(g: Any, q: Any, k: Any, v: Any, y: Any, logsumexp: Any, mask: Any = None,
+                        *, causal: bool = False, scale: float | None = None) -> Any:
+    """the gradients of scaled_dot_product_attention by q, k and v, for the gradient g of y
+
+    y and logsumexp are what attention_with_logsumexp answers; only kernels that compute the scores
+    anew block by block look at them.
+    """
+    return tuple(_gradients_by_definition(g, q, k, v, mask, causal=causal, scale=scale,
+                                          unseen="zeros")[:3])
+
+
+def _gradients_by_definition(g: Value, q: Value, k: Value, v: Value, mask: Value | None,
+                             **attrs: Any) -> list[Value]:
+    """By q, k, v and a mask that is added, through products and softmax of all scores."""
+    from terrazzo.graph.autodiff import gradients, zeros
+
+    given = [v for v in (g, q, k, v, mask) if v is not None]
+    fresh = [Value(v.type) for v in given]  # apart, where one tensor is several of them
+    (y,) = expand(scaled_dot_product_attention, fresh[1:], attrs)
+    found = [zeros(v.type) if d is None else d for v, d in zip(
+        fresh[1:], gradients([y], [fresh[0]], fresh[1:]))]
+    return list(replace_inputs(Graph("attention_gradients", tuple(fresh), tuple(found)), given))
 
 
 def _shared_heads(q: Value, k: Value, v: Value) -> Index:
@@ -75,18 +133,23 @@ def _shared_heads(q: Value, k: Value, v: Value) -> Index:
     return heads // kv_heads
 
 
-def _grouped_mask(mask: Value, kv_heads: Index, shared: Index) -> Value:
-    """A mask's axis of heads, if it has one, split like that of q."""
-    if mask.ndim < 3:
-        return mask
-    split = (1, 1) if mask.shape[-3] == 1 else (kv_heads, shared)
-    return in_shape(mask, (*mask.shape[:-3], *split, *mask.shape[-2:]))
+def _in_groups(q: Value, k: Value, v: Value, mask: Value | None
+               ) -> tuple[Index, Value, Value, Value, Value | None]:
+    """How many heads share keys, and tensors where those are an axis of their own."""
+    shared = _shared_heads(q, k, v)
+    if shared == 1:
+        return 1, q, k, v, mask
+    kv_heads = k.shape[-3]
+    q = in_shape(q, (*q.shape[:-3], kv_heads, shared, *q.shape[-2:]))
+    k, v = (in_shape(x, (*x.shape[:-2], 1, *x.shape[-2:])) for x in (k, v))
+    if mask is not None and mask.ndim > 2:
+        split = (1, 1) if mask.shape[-3] == 1 else (kv_heads, shared)
+        mask = in_shape(mask, (*mask.shape[:-3], *split, *mask.shape[-2:]))
+    return shared, q, k, v, mask
 
 
-def _attend(q: Value, k: Value, v: Value, mask: Value | None, causal: bool,
-            scale: float | None, unseen: str) -> Value:
-    wide_q, wide_k, wide_v = widened(q), widened(k), widened(v)
-    scores = batch_matmul(wide_q, wide_k, transpose_y=True)
+def _scores(q: Value, k: Value, mask: Value | None, causal: bool, scale: float | None) -> Value:
+    scores = batch_matmul(widened(q), widened(k), transpose_y=True)
     scores = scores * _scale(q.shape[-1], scale, scores)
     if causal:
         queries, keys = scores.shape[-2:]
@@ -94,13 +157,10 @@ def _attend(q: Value, k: Value, v: Value, mask: Value | None, causal: bool,
                              arange(start=keys, dtype=int64))
         scores = where(seen, scores, -math.inf)
     if mask is None:
-        return batch_matmul(softmax(scores, axis=-1), wide_v)
+        return scores
     if mask.dtype.is_bool:
-        scores = where(mask, scores, -math.inf)
-    else:
-        scores = scores + in_type(mask, scores.dtype)
-    soft = softmax if unseen == "nan" else safe_softmax
-    return batch_matmul(soft(scores, axis=-1), wide_v)
+        return where(mask, scores, -math.inf)
+    return scores + in_type(mask, scores.dtype)
 
 
 def _scale(size: Index, given: float | None, like: Value) -> Any:

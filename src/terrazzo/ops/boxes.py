@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.places import in_range
 from terrazzo.base.scalar import OPS, Const, Scalar, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.shapes import dims_text
@@ -20,7 +21,6 @@ from terrazzo.loop.ir import Block, Buffer, For, If, Let, Stmt, Store, While, bl
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
 from terrazzo.ops.elementwise import astype, less, where
-from terrazzo.ops.indexing import in_range
 from terrazzo.ops.joining import stack
 from terrazzo.ops.lookups import nonzero, take
 from terrazzo.ops.reduce import sum_

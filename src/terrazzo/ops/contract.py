@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from terrazzo.base.shapes import (
     normalize_axis,
     num_elements,
 )
-from terrazzo.dtypes import DType, int32, promote
+from terrazzo.dtypes import DType, float8_e4m3fn, float8_e5m2, float32, int32, promote
 from terrazzo.errors import ArgumentError, DTypeError, RankError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.ir import Node, TensorType, Value
@@ -94,6 +95,11 @@ def _batch_matmul_grad(node: Node, g: Value) -> list[Value | None]:
 def batch_matmul(x: Any, y: Any, *, transpose_x: bool = False, transpose_y: bool = False,
                  out: TensorType) -> Tensor:
     """matrix products over broadcast leading axes; half floats accumulate in float32"""
+    return _products(x, y, transpose_x, transpose_y, out, "batch_matmul")
+
+
+def _products(x: Any, y: Any, transpose_x: bool, transpose_y: bool, out: TensorType, origin: str
+              ) -> Tensor:
     k = reduce_axis(x.shape[-2 if transpose_x else -1])
     wide: DType = out.dtype.compute
 
@@ -110,7 +116,32 @@ def batch_matmul(x: Any, y: Any, *, transpose_x: bool = False, transpose_y: bool
         roles = Contraction((*batch, i), j, k.var)
         return cast_scalar(reduce_scalar("add", left * right, (k,), roles), out.dtype)
 
-    return compute(out.shape, element, origin="batch_matmul")
+    return compute(out.shape, element, origin=origin)
+
+
+# ---------------------------------------------------------------- 8-bit floats
+FLOAT8 = (float8_e4m3fn, float8_e5m2)
+
+
+def _float8_matmul_type(x: TensorType, y: TensorType, *, transpose_x: bool,
+                        transpose_y: bool) -> TensorType:
+    for operand in (x, y):
+        if operand.dtype not in FLOAT8:
+            raise DTypeError(f"float8_matmul multiplies 8-bit floats, not {operand.dtype.name}",
+                             where=user_location(), hint="tz.matmul takes all other types")
+    wide = (replace(operand, dtype=float32) for operand in (x, y))
+    return _batch_matmul_type(*wide, transpose_x=transpose_x, transpose_y=transpose_y)
+
+
+@primitive(family="contract", kind="contract", infer=_float8_matmul_type,
+           reference=_batch_matmul_numpy, differentiable=False)
+def float8_matmul(x: Any, y: Any, *, transpose_x: bool = False, transpose_y: bool = False,
+                  out: TensorType) -> Tensor:
+    """matrix products of 8-bit floats, whose float32 sums are the result, for scales to follow
+
+    Products of operands that were widened, and scaled before that, become this by themselves.
+    """
+    return _products(x, y, transpose_x, transpose_y, out, "float8_matmul")
 
 
 # ---------------------------------------------------------------- products of the array API

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.places import in_range
 from terrazzo.base.scalar import Const, Scalar, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import where as where_scalar
@@ -53,16 +54,8 @@ from terrazzo.ops.shape import (
 
 
 # ---------------------------------------------------------------- indices
-def in_range(index: Scalar, size: Index) -> Scalar:
-    """An index brought into 0..size-1: counted from the end if negative, then clipped."""
-    place = cast_scalar(index, int64)
-    if index.dtype.is_signed:
-        place = where_scalar(call("lt", place, 0), call("add", place, as_scalar(size)), place)
-    return call("max", call("min", place, as_scalar(size - 1)), 0)
-
-
 def in_range_numpy(index: np.ndarray, size: int) -> np.ndarray:
-    """The same on an array."""
+    """An index brought into 0..size-1, as `base.places` does with one."""
     place = index.astype(np.int64)
     return np.clip(np.where(place < 0, place + size, place), 0, size - 1)
 

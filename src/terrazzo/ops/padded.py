@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.keys import sort_key
 from terrazzo.base.scalar import as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.shapes import dims_text, normalize_axis, num_elements
@@ -39,7 +40,7 @@ from terrazzo.ops.lookups import nonzero, take
 from terrazzo.ops.reduce import sum_
 from terrazzo.ops.scan import cumsum
 from terrazzo.ops.shape import moveaxis, reshape, span
-from terrazzo.ops.sorting import sort_key, sort_pairs
+from terrazzo.ops.sorting import sort_pairs
 
 
 # ---------------------------------------------------------------- nonzero, compress

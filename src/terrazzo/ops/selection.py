@@ -1,6 +1,6 @@
 """topk, in loops: a selection of k candidates in one pass over the axis, then a sort of those.
 
-Elements are compared through the integer keys of `sorting`. Candidates lie in the order of the
+Elements are compared through the integer keys of `base/keys.py`. Candidates lie in the order of the
 axis, so that of equal elements the first stay.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.keys import key_type, sort_key
 from terrazzo.base.scalar import Const, Scalar, as_scalar, call, where
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.shapes import dims_text, normalize_axis, num_elements
@@ -27,10 +28,8 @@ from terrazzo.ops.sorting import (
     allocate,
     by_index_grad,
     check_order,
-    key_type,
     radix_sort,
     rank_sort,
-    sort_key,
     stable_order,
 )
 

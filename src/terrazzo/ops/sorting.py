@@ -1,8 +1,8 @@
 """Sorting: sort and argsort, in loops.
 
-Values are compared through integer keys that order as the values do, nan after every number, so one
-comparison of integers serves every type, and inverting a key's bits reverses the order while equal
-values stay in their places.
+Values are compared through integer keys that order as the values do, nan after every number
+(`base/keys.py`), so one comparison of integers serves every type, and inverting a key's bits
+reverses the order while equal values stay in their places.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from terrazzo.base.scalar import Call, Const, Scalar, as_scalar, call
+from terrazzo.base.keys import key_type, sort_key
+from terrazzo.base.scalar import Const, Scalar, as_scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
-from terrazzo.base.scalar import where as where_scalar
 from terrazzo.base.shapes import normalize_axis, num_elements
-from terrazzo.dtypes import DType, as_dtype, float32, int32, int64, uint64
+from terrazzo.dtypes import DType, as_dtype, int32, int64, uint64
 from terrazzo.errors import DTypeError, user_location
 from terrazzo.expr.ir import fresh_axis
 from terrazzo.graph.ir import Node, TensorType, Value
@@ -29,30 +29,6 @@ from terrazzo.ops.shape import reshape
 
 # Up to this many, counting each element's rank beats the histograms of a radix sort.
 _FEW = 48
-
-
-def key_type(dtype: DType) -> DType:
-    """The integer type of the keys of a type."""
-    wide = dtype.bits == 64 or (dtype.bits == 32 and dtype.kind == "u")
-    return int64 if wide else int32
-
-
-def sort_key(value: Scalar, descending: bool) -> Scalar:
-    """An integer that orders as the value does; nan is the largest, -0.0 equals 0.0."""
-    kind = key_type(value.dtype)
-    if value.dtype.is_float:
-        wide = value if kind is int64 else cast_scalar(value, float32)
-        bits: Scalar = Call(kind, "bitcast", (wide,))
-        top, infinity = (2**63, 0x7FF << 52) if kind is int64 else (2**31, 0xFF << 23)
-        size = call("and", bits, top - 1)
-        # Sign and magnitude become two's complement; both zeros get key 0.
-        key = where_scalar(call("lt", bits, 0), call("neg", size), size)
-        key = where_scalar(call("gt", size, infinity), Const(kind, top - 1), key)
-    elif value.dtype is uint64:
-        key = Call(kind, "bitcast", (call("xor", value, 2**63),))
-    else:
-        key = cast_scalar(value, kind)
-    return call("not", key) if descending else key
 
 
 def check_order(name: str, x: TensorType) -> None:

@@ -33,6 +33,16 @@ def guarded(scores: Any) -> Any:
     return tz.where(tz.isnan(soft), 0.0, soft)
 
 
+def one_by_one(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    """As torch takes it apart for a device: each product of all heads of all batches."""
+    def merged(x: Any) -> Any:
+        return tz.reshape(x, shape=(6, *x.shape[-2:]))
+
+    scores = tz.reshape(merged(q * 0.7) @ merged(swap(k) * 0.7), shape=(2, 3, 5, 5))
+    weights = tz.safe_softmax(scores if mask is None else scores + mask, axis=-1)
+    return tz.reshape(merged(weights) @ merged(v), shape=SHAPE)
+
+
 FORMS: dict[str, Callable[..., Any]] = {
     "plain": lambda q, k, v, m: tz.softmax(q @ swap(k), axis=3) @ v,
     "scale on scores": lambda q, k, v, m: tz.softmax((q @ swap(k)) * 0.5) @ v,
@@ -43,6 +53,9 @@ FORMS: dict[str, Callable[..., Any]] = {
     "boolean mask": lambda q, k, v, m: tz.softmax(
         tz.where(m > 0, q @ swap(k) * 0.5, -3.4028235e38)) @ v,
     "causal": lambda q, k, v, m: guarded((q * 0.7) @ (swap(k) * 0.7) + CAUSAL) @ v,
+    "merged axes": lambda q, k, v, m: one_by_one(q, k, v),
+    "merged axes and a mask": one_by_one,
+    "causal with merged axes": lambda q, k, v, m: one_by_one(q, k, v, CAUSAL),
     "causal for each of a batch": lambda q, k, v, m: tz.softmax(
         q @ swap(k) + np.stack([CAUSAL[None]] * 2)) @ v,
 }
@@ -61,9 +74,20 @@ def test_forms(name: str, rng: np.random.Generator) -> None:
     assert "attention" in {a.rule for a in applied}
     (found,) = [n for n in after.nodes if n.op.name == "scaled_dot_product_attention"]
     assert found.attrs["causal"] == name.startswith("causal")
-    assert not any(n.op.name == "softmax" for n in after.nodes)
+    assert not any(n.op.name in ("softmax", "safe_softmax") for n in after.nodes)
     (before,), (now,) = (evaluate.run(g, [q, k, v, mask]) for g in (graph, after))
     np.testing.assert_allclose(now, before, rtol=2e-5, atol=1e-6)
+
+
+def test_rows_that_see_nothing_stay_zeros(rng: np.random.Generator) -> None:
+    q, k, v = (rng.standard_normal(SHAPE, np.float32) for _ in range(3))
+    mask = np.where(np.arange(5)[:, None] == 2, -np.inf, np.zeros((5, 5))).astype(np.float32)
+    graph = graph_of(one_by_one, q, k, v, mask)
+    after, _ = rewrite(graph, ATTENTION)
+    assert "scaled_dot_product_attention" in {n.op.name for n in after.nodes}
+    (before,), (now,) = (evaluate.run(g, [q, k, v, mask]) for g in (graph, after))
+    np.testing.assert_allclose(now, before, rtol=2e-5, atol=1e-6)
+    assert not now[:, :, 2].any()
 
 
 def test_grouped_heads_are_not_repeated(rng: np.random.Generator) -> None:

@@ -13,7 +13,7 @@ panel are held transposed, keys by queries, which settles everything else:
 - in `sums = weights V` the weights are the left operand, which a register tile reads in any
   direction, and the rows of V are read as they lie.
 
-A few queries against many keys are another matter: see cpu_decoding.py.
+A few queries against many keys are another matter: see decoding.py.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from dataclasses import dataclass
 
 from terrazzo.base.scalar import Scalar, as_scalar, call, cast, where
 from terrazzo.base.shapes import num_elements
-from terrazzo.chips.cpu.attention_shape import Attention, Operand, digits, grain, loop, pieces
 from terrazzo.chips.cpu.decoding import is_decoding, lower_decoding
 from terrazzo.chips.cpu.division import by_threads, longest_share
-from terrazzo.chips.cpu.kernel_parts import Names
+from terrazzo.chips.cpu.kernel_parts import Names, grain
 from terrazzo.chips.spec import ChipSpec
+from terrazzo.expr.attention import Attention, Operand
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, ceildiv, maximum, minimum
 from terrazzo.loop.ir import THREADS, Alloc, Buffer, Function, If, Let, Stmt, Store, block
+from terrazzo.loop.shorthands import digits, loop, pieces
 from terrazzo.loop.tiles import fma_tile, transpose_tile
 
 QUERY_BLOCK = 128  # queries of a task: what a block of keys is read for; measured

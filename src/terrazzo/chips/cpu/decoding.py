@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from terrazzo.base.scalar import Scalar, cast
 from terrazzo.base.shapes import num_elements
-from terrazzo.chips.cpu.attention_shape import TASK_PRODUCTS, Attention, digits, grain, loop, pieces
+from terrazzo.chips.cpu.kernel_parts import TASK_PRODUCTS, grain
 from terrazzo.chips.spec import ChipSpec
+from terrazzo.expr.attention import Attention
 from terrazzo.index import Index, ceildiv, maximum, minimum
 from terrazzo.loop.ir import Alloc, Buffer, Stmt, Store, block
+from terrazzo.loop.shorthands import digits, loop, pieces
 from terrazzo.loop.tiles import dot_tile, fma_tile
 
 MOST_QUERIES = 8  # that share keys; above, multiplying takes longer than reading

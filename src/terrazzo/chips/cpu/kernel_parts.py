@@ -12,6 +12,8 @@ from terrazzo.expr.reductions import fresh_name
 from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, maximum
 from terrazzo.loop.ir import Buffer, For, Let, Stmt
 
+TASK_PRODUCTS = 1 << 18  # multiplications worth a task of their own: about 5 us
+
 
 class Place(NamedTuple):
     """Where a matrix lies: element (i, j) of it is at `at + i*outer + j*inner`."""
@@ -122,3 +124,9 @@ def is_below(value: Index, limit: int) -> bool:
 def grain_of(worth: int, work: Index) -> Index:
     """Iterations worth a task, given the work of one."""
     return ceildiv(worth, maximum(work, 1))
+
+
+def grain(products: Index, worth: int = TASK_PRODUCTS) -> int:
+    """Iterations of so many products that make a task."""
+    most = bounds(products)[1]
+    return 1 if most is None else max(1, worth // max(most, 1))

@@ -60,25 +60,29 @@ def stored_by(turn: Node, uses: Uses) -> Node | None:
     """The attention that exchanges axes as a permutation wants it, as it stores."""
     source = turn.inputs[0] if turn.op.name == "permute_dims" else None
     if source is None or source.node is None or source.node.op.kind != "attention" or (
-            source is not source.node.outputs[0] or source in uses.outputs):
+            source in uses.outputs):
         return None
     alone = len(uses.consumers[source]) == 1
     keeps_last = turn.attrs["axes"][-1] % source.ndim == source.ndim - 1
-    return source.node if alone and keeps_last else None
+    return source.node if alone and keeps_last and source.ndim > 1 else None
 
 
 def _results_of(node: Node, uses: Uses, placed: Placed
                 ) -> tuple[tuple[Value, ...], list[Tensor]]:
     """The values a whole kernel writes, and how."""
-    value = node.outputs[0]
+    found = [_result(value, node, uses, placed) for value in node.outputs]
+    return tuple(value for value, _ in found), [tensor for _, tensor in found]
+
+
+def _result(value: Value, node: Node, uses: Uses, placed: Placed) -> tuple[Value, Tensor]:
     turn = next((user for user in uses.consumers.get(value, ())
                  if stored_by(user, uses) is node), None)
     if turn is None:
-        return node.outputs, [placed.place(v, node.op.name) for v in node.outputs]
+        return value, placed.place(value, node.op.name)
     turned = turn.outputs[0]
     lies = placed.place(turned, node.op.name)
     dense = contiguous_strides(turned.shape)
     axes = [a % value.ndim for a in turn.attrs["axes"]]
     strides = tuple(dense[axes.index(d)] for d in range(value.ndim))
     placed.tensors[value] = lies
-    return (turned,), [replace(lies, shape=value.shape, strides=strides)]
+    return turned, replace(lies, shape=value.shape, strides=strides)

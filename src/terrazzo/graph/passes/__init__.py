@@ -17,17 +17,19 @@ from terrazzo.graph.ir import Graph, Node
 from terrazzo.graph.passes.algebra import RULES, algebra
 from terrazzo.graph.passes.complex_views import in_parts
 from terrazzo.graph.passes.cse import common_subexpressions
+from terrazzo.graph.passes.float8 import float8_products
 from terrazzo.graph.passes.fold import fold_constants
 from terrazzo.graph.passes.inline import in_bodies, inline_composites
+from terrazzo.graph.passes.kept_attention import attention_kept
 from terrazzo.graph.passes.layout import layout, permuted_elements
 from terrazzo.graph.passes.products import merge_products
 from terrazzo.graph.passes.quantized import quantized
 from terrazzo.graph.passes.recognize import opened, recognized
 from terrazzo.graph.rewrite import Applied, Pass, RuleTable, user_rules
 
-__all__ = ["PREPARING", "REPEATED", "RULES", "Guide", "Step", "algebra", "canonicalize",
-           "common_subexpressions", "fold_constants", "inline_composites", "layout", "prepared",
-           "quantized"]
+__all__ = ["PREPARING", "REPEATED", "RULES", "Guide", "Step", "algebra", "attention_kept",
+           "canonicalize", "common_subexpressions", "fold_constants", "inline_composites",
+           "layout", "prepared", "quantized"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +68,12 @@ REPEATED = (
     # Before weights are folded back into floats.
     Step("quantised rewrites", lambda graph, guide, log, **most: quantized(
         graph, log, guide.level, **most), stops=True),
+    Step("products of 8-bit floats", lambda graph, guide, log: float8_products(
+        graph, guide.keeps, log, guide.level)),
     Step("folding of constants", lambda graph, guide, log: fold_constants(graph, log)),
     Step("common subexpressions", lambda graph, guide, log: common_subexpressions(graph, log)),
+    Step("attention with its gradient", lambda graph, guide, log: attention_kept(
+        graph, guide.keeps, log)),
     Step("algebra", lambda graph, guide, log, **most: algebra(
         graph, log, guide.level, guide.rules, **most), stops=True),
     Step("choice of layouts", lambda graph, guide, log: layout(graph, log, guide.level),

@@ -239,8 +239,6 @@ def _convert_once(x: Value, inner: Value, node: Node) -> Value | None:
 
 
 CONVERSIONS = RuleTable((
-    Rule("conversion to its own type", P.astype(x), lambda x: x,
-         doc="applies only when the type stays, as any replacement must have the same type"),
     Rule("conversion through a wider type", P.astype(P.astype(x).named("inner")), _convert_once),
     Rule("bitcast to its own type", P.bitcast(x), lambda x: x),
     Rule("bitcast twice", P.bitcast(P.bitcast(x)),

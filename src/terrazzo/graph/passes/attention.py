@@ -3,12 +3,14 @@
 Today's exporters take `scaled_dot_product_attention` apart into products, a softmax and masks, with
 the scale on the scores, on q, or its root on both factors; with k transposed through a merged
 axis; with heads repeated for grouped queries; with rows that see no key put to zero through
-IsNaN. The rules here put the operator together again, so that a chip can run it without ever
-writing the scores to memory.
+IsNaN or by a softmax that does so; with batches and heads merged for each product. The rules here
+put the operator together again, so that a chip can run it without ever writing the scores to
+memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,35 @@ def _without_guard(value: Value) -> Value:
     test, zero, kept = operands(node)
     asked = made_by(test, "isnan")
     return kept if asked is not None and asked.inputs[0] is kept and splat(zero) == 0 else value
+
+
+def _apart(value: Value) -> Value:
+    """Matrices before their leading axes were merged, or taken apart."""
+    node = made_by(value, "reshape")
+    if node is None:
+        return value
+    source = operands(node)[0]
+    same = source.ndim > 1 and same_shape(source.shape[-2:], value.shape[-2:])
+    return source if same else value
+
+
+def _led_by(value: Value, leading: Sequence[Any]) -> Value:
+    """Matrices with other leading axes, which come to as many."""
+    shape = (*leading, *value.shape[-2:])
+    for found in (value, _apart(value)):
+        if same_shape(found.shape, shape):
+            return found
+    return op("reshape", value, shape=shape)
+
+
+def _product(scores: Value) -> Node | None:
+    """The product that scores are, if it is one of as many matrices on both sides."""
+    whole = _apart(scores)
+    node = made_by(whole, *_PRODUCTS)
+    if node is None or whole is scores:
+        return node
+    spread = any(not same_shape(t.shape[:-2], whole.shape[:-2]) for t in operands(node))
+    return None if spread else node
 
 
 def _scaled(value: Value) -> tuple[Value, float]:
@@ -94,7 +125,7 @@ def _masked(scores: Value) -> tuple[Value, Value | None]:
     node = made_by(scores, "add")
     if node is not None:
         for whole, mask in (operands(node), operands(node)[::-1]):
-            if whole.shape == scores.shape and made_by(_scaled(whole)[0], *_PRODUCTS):
+            if whole.shape == scores.shape and _product(_scaled(whole)[0]) is not None:
                 return whole, mask
     node = made_by(scores, "where")
     if node is not None:
@@ -113,11 +144,13 @@ def _added(seen: Value, hidden: float, scores: Value) -> Value:
     return as_value(np.where(known, 0.0, hidden).astype(scores.dtype.np))
 
 
-def _factors(product: Node) -> tuple[Value, Value] | None:
+def _factors(product: Node, scores: Value) -> tuple[Value, Value] | None:
     """q and k of the scores' product, k with its size last."""
     left, right = operands(product)
     if left.ndim < 2 or right.ndim < 2 or product.attrs.get("transpose_x"):
         return None
+    if product.outputs[0] is not scores:
+        left, right = (_led_by(t, scores.shape[:-2]) for t in (left, right))
     right, by = _scaled(right)
     k = right if product.attrs.get("transpose_y") else _transposed(right)
     return left, k if by == 1.0 else op("multiply", k, float(by))
@@ -126,17 +159,22 @@ def _factors(product: Node) -> tuple[Value, Value] | None:
 def _attention(weights: Value, v: Value, node: Node) -> Value | None:
     if node.attrs.get("transpose_x") or node.attrs.get("transpose_y") or v.ndim < 2:
         return None
-    unguarded = _without_guard(weights)
-    soft = made_by(unguarded, "softmax")
-    if soft is None or soft.attrs["axis"] not in (-1, weights.ndim - 1):
+    guarded = _apart(weights)
+    if guarded is not weights:
+        if not same_shape(v.shape[:-2], weights.shape[:-2]):
+            return None
+        v = _led_by(v, guarded.shape[:-2])
+    unguarded = _without_guard(guarded)
+    soft = made_by(unguarded, "softmax", "safe_softmax")
+    if soft is None or soft.attrs["axis"] not in (-1, guarded.ndim - 1):
         return None
     scores = operands(soft)[0]
     scores, mask = _masked(scores)
     scores, scale = _scaled(scores)
-    product = made_by(scores, *_PRODUCTS)
+    product = _product(scores)
     if product is None or scores.dtype is not v.dtype or not v.dtype.is_float:
         return None
-    pair = _factors(product)
+    pair = _factors(product, scores)
     if pair is None:
         return None
     q, by_q = _scaled(pair[0])
@@ -146,10 +184,12 @@ def _attention(weights: Value, v: Value, node: Node) -> Value | None:
     groups = _ungrouped(k), _ungrouped(v)
     if len({t.shape[:-2] for t in groups}) == 1:  # both were repeated, or none
         k, v = groups
-    return op("scaled_dot_product_attention", q, k, v,
+    zeros = soft.op.name == "safe_softmax" or unguarded is not guarded
+    found = op("scaled_dot_product_attention", q, k, v,
                *([] if mask is None or causal else [mask]), causal=causal,
                scale=float(scale * by_q * by_k),
-               unseen="zeros" if mask is None or causal or unguarded is not weights else "nan")
+               unseen="zeros" if mask is None or causal or zeros else "nan")
+    return found if guarded is weights else _led_by(found, weights.shape[:-2])
 
 
 # ---------------------------------------------------------------- a transpose through merged axes

@@ -60,15 +60,19 @@ def _everything(x: Value, node: Node) -> Value | None:
         n == 1 for n in attrs["steps"]) else None
 
 
-SHAPES = RuleTable((
-    Rule("reshape to its own shape", P.reshape(x), lambda x: x,
-         doc="applies only when the shape stays, as any replacement must have the same type"),
+# These apply only when shape and type stay, as any replacement must have the same.
+UNCHANGED = RuleTable((
+    Rule("reshape to its own shape", P.reshape(x), lambda x: x),
+    Rule("broadcast to its own shape", P.broadcast_to(x), lambda x: x),
+    Rule("conversion to its own type", P.astype(x), lambda x: x),
+))
+
+SHAPES = UNCHANGED + RuleTable((
     Rule("reshape twice", P.reshape(P.reshape(x)),
          lambda x, node: _op("reshape", x, shape=node.types[0].shape)),
     Rule("permute nothing", P.permute_dims(x), _unmoved),
     Rule("permute twice", P.permute_dims(P.permute_dims(x).named("inner")), _permute_once),
     Rule("permute axes of size one", P.permute_dims(x), _permute_as_reshape),
-    Rule("broadcast to its own shape", P.broadcast_to(x), lambda x: x),
     Rule("broadcast twice", P.broadcast_to(P.broadcast_to(x)),
          lambda x, node: _op("broadcast_to", x, shape=node.types[0].shape)),
     Rule("slice everything", P.one_of("slice", "place")(x), _everything),
@@ -176,14 +180,14 @@ def _swaps_last_two(value: Value) -> bool:
 def _transposed_left(x: Value, y: Value, moved: Value, node: Node) -> Value | None:
     if not _swaps_last_two(moved):
         return None
-    return _op("batch_matmul", x, y, transpose_x=not node.attrs["transpose_x"],
+    return _op(node.op.name, x, y, transpose_x=not node.attrs["transpose_x"],
                transpose_y=node.attrs["transpose_y"])
 
 
 def _transposed_right(x: Value, y: Value, moved: Value, node: Node) -> Value | None:
     if not _swaps_last_two(moved):
         return None
-    return _op("batch_matmul", x, y, transpose_x=node.attrs["transpose_x"],
+    return _op(node.op.name, x, y, transpose_x=node.attrs["transpose_x"],
                transpose_y=not node.attrs["transpose_y"])
 
 
@@ -192,7 +196,7 @@ def _transposed_result(x: Value, y: Value, product: Value, node: Node) -> Value 
     if product.node is None or not _swaps_last_two(node.outputs[0]):
         return None
     flags = product.node.attrs
-    return _op("batch_matmul", y, x, transpose_x=not flags["transpose_y"],
+    return _op(product.node.op.name, y, x, transpose_x=not flags["transpose_y"],
                transpose_y=not flags["transpose_x"])
 
 
@@ -202,7 +206,7 @@ def _rows_as_they_were(x: Value, y: Value, merged: Value, node: Node) -> Value |
         return None
     if x.shape[-1] == 0:  # of nothing, any number of rows can be made
         return None
-    product = _op("batch_matmul", x, y, transpose_x=False, transpose_y=node.attrs["transpose_y"])
+    product = _op(node.op.name, x, y, transpose_x=False, transpose_y=node.attrs["transpose_y"])
     return _op("reshape", product, shape=node.types[0].shape)
 
 
@@ -237,17 +241,18 @@ def _without_idle_taps(x: Value, y: Value, node: Node) -> Value | None:
     return _op("convolve", x, kept, **{**attrs, "padding": padding})
 
 
+_product = P.one_of("batch_matmul", "float8_matmul")
 CONTRACTING = RuleTable((
     Rule("taps on padding alone", P.convolve(x, y), _without_idle_taps,
          "extended"),
-    Rule("reshape after a matrix product", P.batch_matmul(P.reshape(x).named("merged"), y),
+    Rule("reshape after a matrix product", _product(P.reshape(x).named("merged"), y),
          _rows_as_they_were, "extended", "so that what follows the product meets no reshape"),
     Rule("transpose into a matrix product, left",
-         P.batch_matmul(P.permute_dims(x).named("moved"), y), _transposed_left, "extended"),
+         _product(P.permute_dims(x).named("moved"), y), _transposed_left, "extended"),
     Rule("transpose into a matrix product, right",
-         P.batch_matmul(x, P.permute_dims(y).named("moved")), _transposed_right, "extended"),
+         _product(x, P.permute_dims(y).named("moved")), _transposed_right, "extended"),
     Rule("transpose of a matrix product",
-         P.permute_dims(P.batch_matmul(x, y).named("product").once()), _transposed_result,
+         P.permute_dims(_product(x, y).named("product").once()), _transposed_result,
          "extended"),
 ))
 

@@ -35,7 +35,8 @@ LEVEL = "extended"
 NAME = "parallel products merged"
 # What may read a part of a wider product. Arithmetic is better off with a product of its own, which
 # then computes it as it stores.
-_VIEWS = frozenset({"reshape", "permute_dims", "slice", "scaled_dot_product_attention"})
+_VIEWS = frozenset({"reshape", "permute_dims", "slice", "scaled_dot_product_attention",
+                    "attention_with_logsumexp", "attention_gradients"})
 
 
 # ---------------------------------------------------------------- rows between reshapes

@@ -8,12 +8,13 @@ from terrazzo.graph.passes.convolution import CONVOLUTION
 from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.passes.gelu import GELU
 from terrazzo.graph.passes.inline import inline_composites
+from terrazzo.graph.passes.movement import UNCHANGED
 from terrazzo.graph.passes.norms import NORMS
 from terrazzo.graph.passes.products import PRODUCTS
 from terrazzo.graph.passes.rotary import ROTARY
 from terrazzo.graph.rewrite import Applied, RuleTable, rewrite
 
-PATTERNS: RuleTable = NORMS + GELU + ROTARY + CONVOLUTION + PRODUCTS + ATTENTION
+PATTERNS: RuleTable = UNCHANGED + NORMS + GELU + ROTARY + CONVOLUTION + PRODUCTS + ATTENTION
 _OPENED = frozenset({"user", "shape", "elementwise"})
 
 

@@ -377,7 +377,7 @@ def _einsum(m: Maker) -> Call:
     return [equation, *(m.fresh(s, kind)[0] for s in shapes)], {}
 
 
-@recipe("scaled_dot_product_attention")
+@recipe("scaled_dot_product_attention", "attention_with_logsumexp")
 def _attention(m: Maker) -> Call:
     kind = m.float_type()
     heads, rows, columns, width = m.number(1, 3), m.size(), max(m.size(), 1), m.one([4, 8, 17])

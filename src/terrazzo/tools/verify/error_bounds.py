@@ -158,7 +158,8 @@ Rule = Callable[[Node, list[Bounded | None], list[np.ndarray], Mapping[Var, int]
 _RULES: dict[str, Rule] = {
     "sum": summed, "prod": multiplied, "max": extreme, "min": extreme, "any": extreme,
     "all": extreme, "cumulative": cumulative, "linear_recurrence": linear_recurrence,
-    "batch_matmul": contracted, "convolve": contracted, "sort_pairs": sorted_values,
+    "batch_matmul": contracted, "float8_matmul": contracted, "convolve": contracted,
+    "sort_pairs": sorted_values,
     "top_pairs": sorted_values, "quantize_linear": quantized, "det": determinant,
     "dequantize_linear": dequantized, "integer_matmul": integer_contraction,
     "integer_convolve": integer_contraction, "fft_lines": transformed,

@@ -56,7 +56,7 @@ class VectorCode(ScalarCode):
         if not isinstance(index, IndexExpr) or var not in free_vars(index):
             return self.e.index(index, self.scope)
         steps = steps_in_vector(index, var, self.lanes.width) if (
-            self.lanes.even and coefficient(index, var) is None) else None
+            self.lanes.width > 1 and self.lanes.even and coefficient(index, var) is None) else None
         if steps is not None:
             ty = vec("i64", self.lanes.width)
             first = self.b.splat(self.at_starts(index), self.lanes.width)

@@ -1,11 +1,9 @@
-"""What the attention kernels of CPUs share: operands, sizes and options, and a few shorthands."""
+"""Attention in programs: operands, sizes and options, and what is done with scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,10 +12,9 @@ from terrazzo.base.shapes import contiguous_strides
 from terrazzo.dtypes import DType, float32, promote
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.place import storage_size
-from terrazzo.index import Index, Var, bounds, ceildiv, minimum, proves_eq
-from terrazzo.loop.ir import Buffer, For, Stmt, block
+from terrazzo.index import Index, minimum, proves_eq
+from terrazzo.loop.ir import Buffer
 
-TASK_PRODUCTS = 1 << 18  # multiplications worth a task of their own: about 5 us
 # e to this is the last normal number, by bits of the type.
 _SMALLEST = {32: -87.0, 64: -708.0}
 
@@ -130,37 +127,3 @@ def _scale(given: float | None, size: Index, wide: DType) -> Scalar:
     if isinstance(size, int):
         return Const(wide, 1 / math.sqrt(size) if size else 1.0)
     return call("rsqrt", cast(as_scalar(size), wide))
-
-
-def loop(name: str, count: Index, body: Callable[[Any], Stmt], kind: str = "serial",
-         first: Index = 0, grain: int = 1) -> Stmt:
-    """A loop from `first` below `count`; its variable knows its bounds."""
-    low, last = bounds(first)[0] or 0, count - 1
-    var = Var(name, low, max(last, low) if isinstance(last, int) else last)
-    return For(var, first, count, body(var), kind, grain)
-
-
-def pieces(size: Index, width: int, act: Callable[[Index, int, Index | None], Stmt]) -> Stmt:
-    """All columns, at most `width` at a time: act(first, width, how many of them there are)."""
-    if not isinstance(size, int):
-        return loop("column", ceildiv(size, width), lambda c: act(
-            c * width, width, minimum(width, size - c * width)))
-    whole, rest = divmod(size, width)
-    return block(
-        loop("column", whole, lambda c: act(c * width, width, None)) if whole else None,
-        act(whole * width, rest, None) if rest else None)
-
-
-def digits(number: Index, sizes: Sequence[Index]) -> list[Index]:
-    """The places along axes of these sizes that a running number stands for."""
-    found: list[Index] = []
-    for size in reversed(sizes[1:]):
-        found.append(number % size)
-        number = number // size
-    return [number, *reversed(found)]
-
-
-def grain(products: Index, worth: int = TASK_PRODUCTS) -> int:
-    """Iterations of so many products that make a task."""
-    most = bounds(products)[1]
-    return 1 if most is None else max(1, worth // max(most, 1))
