@@ -88,6 +88,8 @@ class Chip(ABC):
     """Languages of kernels that users write by hand (`build`)."""
     keeps_code: bool = True
     """Whether code is good for other processes, and so kept on disk."""
+    tunes: str = ""
+    """Under which name choices that were measured for it are kept; empty: it measures none."""
     absence: str = ""
     """Why nothing can run on it here; empty where it can."""
     fusion_limits: FusionLimits = FusionLimits()
@@ -113,6 +115,7 @@ class Chip(ABC):
     def keeps(self, operator: str, inputs: Sequence[Any] = ()) -> bool:
         """Whether a composite operator stays whole, because there is a kernel for all of it.
 
+        `float8_matmul` is asked for too: without units for it, operands are widened first.
         `inputs` have a shape and a type, or are None where one is left out.
         """
         return False

@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 from terrazzo.index import Index, ceildiv, maximum, minimum
 
+# Of a chip that may sum up 8-bit floats as its tensor cores do: a setting adds it.
+FAST_FP8_SUMS = "fast_fp8_sums"
+
 
 @dataclass(frozen=True)
 class LaunchRules:

@@ -1,7 +1,7 @@
 """Prints the modelled cycles of kernels of all kinds: our own, Triton's, and PyTorch's operators.
 
-Run by test_same_everywhere.py in processes that are told of different processors. Nothing that
-another process compiled is used.
+Run by test_same_everywhere.py in processes that are told of different processors, and by
+test_golden_cycles.py. Nothing that another process compiled is used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import terrazzo as tz
@@ -30,7 +31,9 @@ def numbers(*shape: int) -> np.ndarray:
 def own() -> Iterator[Case]:
     """Graphs, by our own compiler."""
     both = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
+    attention = tz.scaled_dot_product_attention
     cases: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+        "add": (lambda x, y: x + y, [(300, 130), (130,)]),
         "softmax": (tz.softmax, [(64, 300)]),
         "layer norm": (lambda x, w, b: tz.layer_norm(x, weight=w, bias=b),
                        [(50, 97), (97,), (97,)]),
@@ -39,7 +42,10 @@ def own() -> Iterator[Case]:
         "matmul of one row": (tz.matmul, [(1, 75), (75, 401)]),
         "matmul of one column": (tz.matmul, [(75, 401), (401, 1)]),
         "matmul and softmax": (lambda x: tz.softmax(tz.matmul(x, x.T)), [(70, 90)]),
-        "attention": (tz.scaled_dot_product_attention, [(2, 4, 33, 16)] * 3),
+        "attention": (attention, [(2, 4, 33, 16)] * 3),
+        "causal attention": (lambda q, k, v: attention(q, k, v, causal=True), [(3, 130, 24)] * 3),
+        "masked attention": (attention, [(2, 70, 16)] * 3 + [(70, 70)]),
+        "attention of one query": (attention, [(4, 1, 16), (4, 700, 16), (4, 700, 16)]),
         "convolution": (lambda x, w: tz.convolve(x, w, **both), [(2, 9, 11, 6), (3, 3, 6, 10)]),
         "depthwise": (lambda x, w: tz.convolve(x, w, groups=10, **both),
                       [(2, 9, 11, 10), (3, 3, 1, 10)]),
@@ -52,6 +58,15 @@ def own() -> Iterator[Case]:
     for name, (function, shapes) in cases.items():
         call, arrays = tz.jit(function), [numbers(*shape) for shape in shapes]
         yield f"own {name}", lambda call=call, arrays=arrays: call(*arrays)
+    halves: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+        "matmul": (tz.matmul, [(131, 71), (71, 93)]),
+        "attention": (attention, [(2, 4, 33, 16)] * 3),
+    }
+    for name, (function, shapes) in halves.items():
+        for dtype in (np.float16, ml_dtypes.bfloat16):
+            call, arrays = tz.jit(function), [numbers(*shape).astype(dtype) for shape in shapes]
+            yield (f"own {name} {np.dtype(dtype).name}",
+                   lambda call=call, arrays=arrays: call(*arrays))
 
 
 def triton_kernels() -> Iterator[Case]:

@@ -55,25 +55,70 @@ def test_results(name: str, dtype: Any, rng: np.random.Generator) -> None:
                                atol=scale * (2e-2 if low else 2e-6))
 
 
-def least(m: int, n: int, k: int) -> float:
+@pytest.mark.parametrize("dtype, digits", [(np.float16, 11), (ml_dtypes.bfloat16, 8)],
+                         ids=["f16", "bf16"])
+def test_products_of_half_types_are_rounded_once(dtype: Any, digits: int,
+                                                 rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(s).astype(dtype) for s in ((70, 300), (300, 90)))
+    with tz.chip("gcu"):
+        found = np.asarray(tz.jit(tz.matmul)(a, b)).astype(np.float64)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    assert (np.abs(found - exact) <= 2.0 ** (
+        np.floor(np.log2(np.abs(exact))) - digits) + 2e-5).all()
+
+
+def least(m: int, n: int, k: int, dtype: Any = np.float32) -> float:
     """Seconds that a product takes at best."""
-    spec = GCU.spec()
-    return max(2 * m * n * k / spec.peak("f32"),
-               4 * (m * k + k * n + m * n) / (spec.memory_gbps * 1e9))
+    spec, size = GCU.spec(), np.dtype(dtype).itemsize
+    return max(2 * m * n * k / spec.peak("f32" if size == 4 else "bf16"),
+               size * (m * k + k * n + m * n) / (spec.memory_gbps * 1e9))
 
 
-@pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (1536, 2048, 256)])
-def test_large_products_are_near_the_least_time(sizes: tuple[int, int, int],
-                                                rng: np.random.Generator) -> None:
+def traced(sizes: tuple[int, int, int], dtype: Any, rng: np.random.Generator) -> Any:
+    """The record of one product of the chip."""
     m, n, k = sizes
-    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+    a, b = (rng.standard_normal(s).astype(dtype) for s in ((m, k), (k, n)))
     call = tz.jit(tz.matmul)
     with tz.chip("gcu"):
         call(a, b)
         with tz.gcu.trace() as trace:
             call(a, b)
-    cycles = sum(record.cycles for record in trace.records if record.kind == 0)
-    assert 1 <= cycles / (GCU.clock_khz * 1e3) / least(m, n, k) <= 1.3
+    (record,) = (record for record in trace.records if record.kind == 0)
+    return record
+
+
+@pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (1536, 2048, 256)])
+def test_large_products_are_near_the_least_time(sizes: tuple[int, int, int],
+                                                rng: np.random.Generator) -> None:
+    cycles = traced(sizes, np.float32, rng).cycles
+    assert 1 <= cycles / (GCU.clock_khz * 1e3) / least(*sizes) <= 1.3
+
+
+def test_products_of_half_types_are_near_the_least_time(rng: np.random.Generator) -> None:
+    sizes, dtype = (4096, 4096, 512), ml_dtypes.bfloat16
+    cycles = traced(sizes, dtype, rng).cycles
+    assert 1 <= cycles / (GCU.clock_khz * 1e3) / least(*sizes, dtype) <= 1.25
+
+
+def test_half_types_take_several_steps_of_the_matrix_unit_at_once(rng: np.random.Generator
+                                                                  ) -> None:
+    wide, narrow = (traced((1024, 1024, 1024), dtype, rng)
+                    for dtype in (np.float32, ml_dtypes.bfloat16))
+    assert 4 * narrow.counts[1] <= 1.05 * wide.counts[1]
+    assert narrow.cycles <= 0.45 * wide.cycles  # where the memory is what takes longest
+
+
+def test_a_half_type_and_float32_are_multiplied_as_float32(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((2, 64, 64)).astype(np.float32)
+    b = b.astype(ml_dtypes.bfloat16)
+    call = tz.jit(lambda a, b: tz.matmul(a, tz.astype(b, dtype="float32")))
+    with tz.chip("gcu"):
+        call(a, b)
+        with tz.gcu.trace() as trace:
+            found = np.asarray(call(a, b))
+    matrix = sum(record.counts[1] for record in trace.records if record.kind == 0)
+    assert matrix == 64 ** 3 // 256
+    np.testing.assert_allclose(found, a.astype(np.float64) @ b.astype(np.float64), atol=2e-5)
 
 
 def test_blocks_fit_and_fill_the_units() -> None:

@@ -62,17 +62,22 @@ class Described(Chip):
         return self.host.schedule(program, revisits)
 
     def template(self, program: Program, constants: frozenset[Tensor]) -> Function | None:
+        made = self._own_template(program)
+        return self.host.template(program, constants) if made is None else made
+
+    def _own_template(self, program: Program) -> Function | None:
+        """A kernel with blocks for the scratchpad, where there is one."""
+        from terrazzo.chips.gcu.attention import attention_template
         from terrazzo.chips.gcu.products import product_template
 
-        made = product_template(program, self.description)
-        return self.host.template(program, constants) if made is None else made
+        return attention_template(program, self.description) or product_template(
+            program, self.description)
 
     def lower(self, program: Program, constants: frozenset[Tensor] = frozenset(),
               revisits: Sequence[bool] = ()) -> Function:
-        from terrazzo.chips.gcu.products import product_template
         from terrazzo.chips.gcu.shares import shared_out
 
-        made = product_template(program, self.description)
+        made = self._own_template(program)
         return shared_out(self.host.lower(program, constants, revisits), self.spec.cores
                           ) if made is None else made
 

@@ -138,7 +138,7 @@ def _blocks(access: Access, inner: Sequence[For], ranges: Mapping[Var, Interval]
     """
     made: dict[Var, Index] = {}
     for number, loop in enumerate(inner):
-        length = loop.hi - loop.lo
+        length = positive(loop.hi - loop.lo)
         step = coefficient(access.index, loop.var)
         if not isinstance(length, IndexExpr) or step is None or step == 0:
             continue

@@ -2,8 +2,10 @@
 
 A task makes one block of results. It brings pieces of both factors to the scratchpad, whatever they
 are computed from there, lets the matrix unit add their products up, and does what follows the
-product (a bias, an activation) with the sums before they leave. Sizes are known numbers; products
-of others run as the host's do.
+product (a bias, an activation) with the sums before they leave. Factors of a half type stay so in
+the scratchpad, and the matrix unit takes several steps of them at once; their products are numbers
+of float32, as all sums are, so nothing is lost. Sizes are known numbers; products of others run as
+the host's do.
 """
 
 from __future__ import annotations
@@ -11,8 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from terrazzo.base.scalar import Load, Reduce, Scalar, cast, const, rewrite, substitute_indices
-from terrazzo.chips.gcu.blocks import ranked_blocks
+from terrazzo.base.scalar import (
+    Call,
+    Load,
+    Reduce,
+    Scalar,
+    cast,
+    const,
+    rewrite,
+    substitute_indices,
+)
+from terrazzo.chips.gcu.blocks import common_half, ranked_blocks
 from terrazzo.chips.gcu.description import Description
 from terrazzo.dtypes import float32
 from terrazzo.expr.ir import Program, Tensor
@@ -39,6 +50,11 @@ def product_template(program: Program, chip: Description) -> Function | None:
     return _Product(program, product, chip, numbers).function()
 
 
+def _narrow(value: Scalar) -> Scalar:
+    """A factor as it was before it was widened to the type of the sum."""
+    return value.args[0] if isinstance(value, Call) and value.op == "cast" else value
+
+
 class _Product:
     """A product in the making."""
 
@@ -52,8 +68,11 @@ class _Product:
         self.buffers = {tensor: Buffer(self.fresh(tensor.name), tensor.dtype, storage_size(tensor),
                                        tensor is not product.stage)
                         for tensor in (*program.inputs, product.stage)}
+        self.dtype = common_half(chip, (
+            _narrow(factor.value).dtype for factor in (product.a, product.b))) or float32
         self.rows, self.columns, self.steps = ranked_blocks(
-            chip, (self.m, self.n, self.k), self.many, 4, chip.depth("f32") or 1)[0]
+            chip, (self.m, self.n, self.k), self.many, self.dtype.itemsize,
+            chip.depth(self.dtype.short) or 1, sums=1, result=product.stage.dtype.itemsize)[0]
 
     def fresh(self, name: str) -> str:
         made = fresh_name(name, self.names)
@@ -83,9 +102,10 @@ class _Product:
 
     # ------------------------------------------------------------ one block of results
     def task(self, values: Mapping[Var, Index], top: Index, left: Index) -> Stmt:
-        sums, a, b = (Buffer(self.fresh(name), float32, size) for name, size in (
-            ("sums", self.rows * self.columns), ("a_piece", self.rows * self.steps),
-            ("b_piece", self.steps * self.columns)))
+        sums, a, b = (Buffer(self.fresh(name), dtype, size) for name, dtype, size in (
+            ("sums", float32, self.rows * self.columns),
+            ("a_piece", self.dtype, self.rows * self.steps),
+            ("b_piece", self.dtype, self.steps * self.columns)))
         product = self.product
         i = self.var("i", self.rows * self.columns)
         piece = self.var("piece", math.ceil(self.k / self.steps))
@@ -116,8 +136,9 @@ class _Product:
         here = {**values, self.product.k.var: first + p}
         if side is not None:
             here[side] = start + n
-        store = Store(piece, n * step + p * stride, cast(self.on_buffers(factor.value, here),
-                                                          float32))
+        value = factor.value if piece.dtype is float32 else _narrow(factor.value)
+        store = Store(piece, n * step + p * stride, cast(self.on_buffers(value, here),
+                                                         piece.dtype))
         if step == 1 and (side is None or factor.stride(side) == 1 or stride != 1):
             return For(p, 0, steps, For(n, 0, count, store, "vector"))
         return For(n, 0, count, For(p, 0, steps, store, "vector"))

@@ -86,6 +86,8 @@ def clamp_of(index: IndexExpr, var: Var) -> Clamp | None:
         inner = varying[0]
     step = coefficient(inner, var)
     lo, hi = ends.get(Max), ends.get(Min)
+    if lo is None and maximum(index, 0) is index:
+        lo = 0  # which nobody writes, as it holds anyway
     if not isinstance(step, int) or lo is None or hi is None or hi - lo != abs(step) or not step:
         return None  # others have sums too, but so long that a count in the loop is shorter
     return Clamp(substitute(inner, {var: 0}), step, lo)
