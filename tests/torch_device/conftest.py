@@ -38,3 +38,18 @@ def counted(device: ModuleType) -> Iterator[ModuleType]:
     device.reset_fallbacks()
     torch.manual_seed(0)
     yield device
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Kernels are compiled in this process, and afterwards Triton compiles for what it did before.
+    """
+    import torch._inductor.config as config
+    from triton.runtime import driver
+
+    before = driver.active
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with config.patch(compile_threads=1):
+        yield
+    driver.set_active(before)

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,21 +17,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("whole", "fresh")]
 nn, F = torch.nn, torch.nn.functional
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """Kernels are compiled in this process, and afterwards Triton compiles for what it did before.
-    """
-    import torch._inductor.config as config
-    from triton.runtime import driver
-
-    before = driver.active
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with config.patch(compile_threads=1):
-        yield
-    driver.set_active(before)
 
 
 def code_of(function: Any, *args: Any, **options: Any) -> tuple[Any, str]:
@@ -87,10 +71,11 @@ def test_results_are_those_of_the_cpu(name: str) -> None:
 
 
 WHAT_INDUCTOR_LEAVES = {
-    "convolution": (lambda x, w: F.conv2d(x, w).relu(), torch.ones(2, 3, 9, 9).cumsum(3) / 9,
-                    torch.ones(4, 3, 3, 3).cumsum(2) / 9),
-    "channels last": (lambda x, w: F.conv2d(x, w).relu(), (torch.ones(2, 3, 9, 9).cumsum(3) / 9).to(
-        memory_format=torch.channels_last), torch.ones(4, 3, 3, 3).cumsum(2) / 9),
+    "transposed convolution": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2).relu(),
+        torch.ones(2, 3, 9, 9).cumsum(3) / 9, torch.ones(3, 4, 3, 3).cumsum(2) / 9),
+    "convolution in space": (lambda x, w: F.conv3d(x, w).relu(), torch.ones(2, 3, 5, 5, 5).cumsum(
+        3) / 9, torch.ones(4, 3, 3, 3, 3).cumsum(2) / 9),
     "singular values": (lambda x: torch.linalg.svdvals(x) * 2, X),
     "fourier": (lambda x: torch.fft.rfft(x).abs(), X),
     "sizes of data": (lambda x: x[x > 0] * 2, X),

@@ -60,8 +60,8 @@ def load_if_built() -> None:
 def _file() -> Path:
     """Where the built library is, or will be."""
     whole = hashlib.sha256()
-    for part in (*(SOURCES / f"{unit}.cpp" for unit in UNITS), SOURCES / "runtime.h",
-                 HEADERS / "gcu_runtime.h"):
+    for part in (Path(__file__), *(SOURCES / f"{unit}.cpp" for unit in UNITS),
+                 SOURCES / "runtime.h", HEADERS / "gcu_runtime.h"):
         whole.update(part.read_bytes())
     command = _compiler()
     whole.update(repr((torch.__version__, sys.version_info[:3], FLAGS, command,
@@ -151,9 +151,17 @@ def _linked(command: list[str], folder: str) -> list[str]:
     libraries = Path(torch.__file__).parent / "lib"
     ran = subprocess.run(
         [*command, "-shared", *(f"{folder}/{unit}.o" for unit in UNITS), f"-L{libraries}",
-         "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-o", f"{folder}/_gcu.so"],
-        capture_output=True, text=True)
+         "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", *_standard_library(), "-ldl",
+         "-o", f"{folder}/_gcu.so"], capture_output=True, text=True)
     return [ran.stderr] if ran.returncode else []
+
+
+def _standard_library() -> set[str]:
+    """The C++ library that torch runs with. Some compilers bring one of their own that is linked in
+    whole, and a number printed to a stream that knows both ends the process."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    return {line.split()[-1] for line in lines if "/libstdc++.so" in line}
 
 
 def _includes() -> list[str]:

@@ -14,6 +14,10 @@ them, by what torch asks of `torch.gcu` while it compiles:
 | `interface` | the device as dynamo sees it: streams, properties, guards |
 | `backend` | kernels, wrappers and benchmarks: what Inductor generates for the device |
 | `heuristics` | block sizes, for generated kernels |
+| `operators` | operators that only our graphs have |
+| `products` | matrix products: a template, with blocks for the matrix unit |
+| `convolutions`, `convolution_templates` | convolutions and their gradients: implicit products |
+| `pooling` | gradients of max pools, without additions at places that data decides |
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from torch._inductor.runtime.benchmarking import register_benchmarker
 
 from terrazzo.runtime.cache import source_stamp
 from terrazzo.torch_device.inductor import announce
+from terrazzo.torch_device.inductor.convolutions import use_our_convolutions
+from terrazzo.torch_device.inductor.pooling import gather_pooled_gradients
 from terrazzo.torch_device.inductor.products import OUR_IMPORTS, use_templates
 from terrazzo.torch_device.start import name
 from terrazzo.triton_gcu.activate import activate
@@ -55,7 +57,8 @@ class Kernel(TritonKernel):
 
     def inductor_meta_per_kernel(self) -> dict[str, Any]:
         sizes = {axis: int(size) for axis, size in self.numels.items() if _is_number(size)}
-        return {**super().inductor_meta_per_kernel(), "gcu_sizes": sizes}
+        return {**super().inductor_meta_per_kernel(), "gcu_sizes": sizes,
+                "gcu_bytes": int(self.estimate_kernel_num_bytes())}
 
 
 def _is_number(size: Any) -> bool:
@@ -81,6 +84,8 @@ class Graphs(CustomGraphModulePass):
 
     def __call__(self, gm: Any) -> None:
         use_templates(gm.graph)
+        use_our_convolutions(gm.graph)
+        gather_pooled_gradients(gm.graph)
 
     def uuid(self) -> str:
         """What generated code depends on beside Inductor."""

@@ -31,11 +31,11 @@ from torch._inductor.virtualized import V
 from triton import Config
 
 from terrazzo.chips.gcu.blocks import POWERS, ranked_blocks
+from terrazzo.torch_device.inductor.operators import TYPES, define, is_ours
 from terrazzo.torch_device.start import name
 from terrazzo.triton_gcu.chip import description
 
 aten = torch.ops.aten
-TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 # Inductor's own templates take rows modulo their number, which the chip cannot foresee: masks are
 # what its transfers understand. BATCH is empty, or what stands for one product among many.
 TEMPLATE = """
@@ -93,45 +93,19 @@ bmm_template = ProductTemplate(
     name="gcu_bmm", grid=bmm_grid,
     source=TEMPLATE.replace("BATCH", ONE_OF_MANY).replace("INDICES", '"idx_q", '))
 
-_library = torch.library.Library("terrazzo_inductor", "DEF")
-
-
-def _define(operator: str, does: Any, takes: str = "Tensor a, Tensor b") -> Any:
-    """An operator that only our graphs have; outside of them it does what torch's does."""
-    _library.define(f"{operator}({takes}) -> Tensor")
-    _library.impl(operator, does, "CompositeExplicitAutograd")
-    return getattr(torch.ops.terrazzo_inductor, operator).default
-
-
-def _convolution(*args: Any) -> Any:
-    return aten.convolution.default(*args).contiguous()
-
-
-OURS = {aten.mm.default: _define("mm", torch.mm), aten.bmm.default: _define("bmm", torch.bmm)}
-# Torch takes convolutions of a device that it does not know to lie row by row, whatever they are
-# of; ours keep the channels last where they were. Nor is Inductor to bring them there.
-CONVOLUTION = _define(
-    "convolution", _convolution,
-    "Tensor x, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-    "bool transposed, SymInt[] output_padding, SymInt groups")
+OURS = {aten.mm.default: define("mm", torch.mm), aten.bmm.default: define("bmm", torch.bmm)}
 
 
 # ---------------------------------------------------------------- graphs
 def use_templates(graph: Any) -> None:
     """Make the products of a graph, on the device, ours."""
     for node in list(graph.nodes):
-        if node.op != "call_function" or not _is_ours(node.meta.get("val")):
+        if node.op != "call_function" or not is_ours(node.meta.get("val")):
             continue
         if node.target in OURS and len(node.args) == 2 and not node.kwargs:
             node.target = OURS[node.target]
-        elif node.target is aten.convolution.default and len(node.args) == 9:
-            node.target = CONVOLUTION
         elif node.target is aten.addmm.default and len(node.args) == 3 and not node.kwargs:
             _split_addmm(graph, node)
-
-
-def _is_ours(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == name() and value.dtype in TYPES
 
 
 def _split_addmm(graph: Any, node: Any) -> None:

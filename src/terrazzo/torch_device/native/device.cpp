@@ -282,13 +282,16 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 }();
 
 // Torch starts a thread for each device when the first gradient is computed. Where that was before
-// this file was loaded there are none, and no gradient could be computed on the device.
+// this file was loaded there are none or, beside a GPU, too few, and no gradient could be computed
+// on the device.
 struct Engine : torch::autograd::Engine {
   static void start() {
     auto& engine = torch::autograd::Engine::get_default_engine();
     engine.initialize_device_threads_pool();
-    if ((engine.*(&Engine::device_ready_queues_)).empty() && guard.deviceCount())
-      (engine.*(&Engine::start_device_threads))();
+    auto& started = engine.*(&Engine::device_ready_queues_);
+    if (started.size() >= size_t(guard.deviceCount())) return;
+    if (!started.empty()) (engine.*(&Engine::stop))();
+    (engine.*(&Engine::start_device_threads))();
   }
 };
 
