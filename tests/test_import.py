@@ -23,7 +23,8 @@ def run_python(program: str, **variables: str) -> str:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": source, **variables},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(
+            [source, os.environ.get("PYTHONPATH", "")]), **variables},
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.strip()

@@ -111,6 +111,10 @@ class Settings:
         False, "run the kernels of the chip cuda on this machine's CPU, by terrazzo's Triton",
         shapes_code=True,
     )
+    fp8_fast_sums: bool = _knob(
+        False, "sum up products of 8-bit floats as a GPU's tensor cores do, faster and to 14 bits",
+        shapes_code=True,
+    )
     cache: bool = _knob(True, "keep compiled code on disk between runs")
     cache_dir: str = _knob(
         _default_cache_dir,
@@ -119,6 +123,12 @@ class Settings:
     )
     cache_limit_mb: int = _knob(
         8192, "size the compile cache is trimmed to, oldest entries first", minimum=1
+    )
+    tune: bool = _knob(
+        False, "measure how each kernel of fixed sizes runs best when it is compiled (chip cuda)",
+    )
+    tune_db: str = _knob(
+        "", "file of what was measured; empty: choices.json in the folder of the compile cache",
     )
     spin: int = _knob(
         20000, "turns an idle pool thread spins for new work before it sleeps", minimum=0,

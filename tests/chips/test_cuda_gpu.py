@@ -131,6 +131,29 @@ def test_attention(dtype: str, causal: bool, queries: tuple[int, ...], keys: tup
     torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [
+    ((2, 4, 130, 64), (2, 4, 130, 64)), ((2, 4, 1024, 128), (2, 2, 1024, 128)),
+    ((4, 70, 24), (4, 150, 24)), ((1, 2, 300, 256), (1, 2, 300, 256))])
+def test_attention_gradient(dtype: str, causal: bool, queries: tuple[int, ...],
+                            keys: tuple[int, ...]) -> None:
+    given = [torch.randn(s, device="cuda").to(getattr(torch, dtype)).requires_grad_()
+             for s in (queries, keys, keys)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    g = torch.randn(queries, device="cuda").to(getattr(torch, dtype))
+    shared = len(keys) > 3 and keys[-3] != queries[-3]
+    want = torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(
+        *wide, is_causal=causal, enable_gqa=shared), wide, g.double())
+    with tz.knobs.override(dynamic="never"):
+        function = tz.jit(lambda q, k, v: tz.scaled_dot_product_attention(q, k, v, causal=causal))
+        found = torch.autograd.grad(function(*given), given, g)
+    slack = {"float32": 3e-5, "bfloat16": 6e-2, "float16": 1e-2}[dtype]
+    for got, true in zip(found, want, strict=True):
+        torch.testing.assert_close(got.double(), true, rtol=slack,
+                                   atol=slack * max(1.0, float(true.abs().max())))
+
+
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(DeviceError, match="cuda:0 and cpu"):
         tz.add(torch.ones(3, device="cuda"), torch.ones(3))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import terrazzo.ops  # noqa: F401 - functions that are traced may use any operator
+from terrazzo.base.tables import Listing
 from terrazzo.calls import captures
 from terrazzo.calls.arguments import (
     NoKey,
@@ -229,6 +230,18 @@ class Compiled:
 
         return Placed(self, chip)
 
+    def tune(self, /, *args: Any, **kwargs: Any) -> str:
+        """Measure how kernels run best for arguments like these, and remember it on disk.
+
+        Answers what was chosen, a line for each program of fixed sizes that there is a choice for.
+        """
+        from terrazzo.runtime.tuned import measuring_again
+
+        with measuring_again() as found:
+            Compiled(self.function, self.name, self.operator)(*args, **kwargs)
+        self.forget()  # what was compiled by rule
+        return Listing("\n".join(map(str, found.values())))
+
     # ------------------------------------------------------------ as a Python object
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         """A function that was written in the body of a class is a method of its objects."""
@@ -268,7 +281,7 @@ class Compiled:
         """The executable for arguments like these, in contiguous memory."""
         graph, over = self.graph_over(args, kwargs)
         leaves, rebuild = self.arguments(args, self.without_out(kwargs)[0])
-        table = self.table_for(knobs.now)
+        table = self.table_where(leaves, self.table_for(knobs.now))
         # By itself, so that what the function mentions is a part of it: it may be saved.
         return Family(self.name, rebuild).compiled(graph, [None] * len(leaves), leaves, table,
                                                     over)

@@ -11,7 +11,7 @@ from typing import Any
 
 from terrazzo.base import progress
 from terrazzo.chips.chip import Chip
-from terrazzo.compiler.keys import graph_key, load_compiled
+from terrazzo.compiler.keys import graph_key, kept_key, load_compiled
 from terrazzo.compiler.levels import WHOLE, graph_level, level_text
 from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.options import Options
@@ -65,12 +65,13 @@ def _compiled(graph: Graph, chip: Chip | None, strides: Strides, over: Over, key
         for level in _dumped(options):
             print(level_text(lowering, level))
     key = key or graph_key(lowering, {**(notes or {}), **_complex_note(declared)})
-    known = load_compiled(key, options)
+    known = load_compiled(key, options, chip)
     if known is not None:
         return known
     made = ControlLowering(graph, chip, options) if controlled else lowering
     with _enough_files(graph.name):
         artifact = replace(_as_declared(made.artifact(), declared), notes=dict(notes or {}))
+    key = kept_key(key, options.settings, chip, artifact.made.facts.get("choices", {}))
     stored = default_cache(options.settings).store(key, partial(artifacts.write, artifact)) if (
         key) else None
     if stored is not None and artifact.constants:

@@ -5,9 +5,12 @@ What makes code is not imported here: to find it takes none of that.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from terrazzo.chips.chip import Chip
 from terrazzo.chips.registry import chip_for
 from terrazzo.errors import ArtifactError
 from terrazzo.knobs import Settings
@@ -56,9 +59,48 @@ def settings_key(settings: Settings, *parts: str) -> str:
     return make_key(source_stamp(), str(settings.code_key), "model", *parts, chip=chip.spec)
 
 
-def load_compiled(key: str, options: Options) -> Executable | None:
+# Where a chip measures choices, code is kept under its key and those that were measured for the
+# programs in it. Which programs these are is kept under the key alone: to know takes compiling.
+def chosen_key(key: str, settings: Settings, chip: Chip) -> str:
+    """The key of code with the choices that there are now; empty where it has to be compiled."""
+    if not key or not chip.tunes:
+        return key
+    from terrazzo.runtime.tuned import database, noted
+
+    listed = default_cache(settings).get(_list_key(key))
+    if listed is None:
+        return ""
+    known = database(settings)
+    found = {program: known.find(chip.tunes, program) for program in json.loads(listed)}
+    if found and not chip.absence and (noted() is not None or (
+            settings.tune and None in found.values())):
+        return ""
+    return _with_choices(key, {p: m and dict(m.choice) for p, m in found.items()})
+
+
+def kept_key(key: str, settings: Settings, chip: Chip, choices: Mapping[str, Any]) -> str:
+    """The same for code that was just compiled, with what was chosen then."""
+    if not key or not chip.tunes:
+        return key
+    default_cache(settings).put(_list_key(key), json.dumps(sorted(choices)).encode())
+    return _with_choices(key, choices)
+
+
+def _list_key(key: str) -> str:
+    return hashlib.sha256(f"programs of {key}".encode()).hexdigest()
+
+
+def _with_choices(key: str, choices: Mapping[str, Any]) -> str:
+    measured = {program: c for program, c in choices.items() if c is not None}
+    if not measured:
+        return key
+    return hashlib.sha256(f"{key} {json.dumps(measured, sort_keys=True)}".encode()).hexdigest()
+
+
+def load_compiled(key: str, options: Options, chip: Chip | None = None) -> Executable | None:
     """What was compiled under a key, if it has one and the cache still has that."""
     cache = default_cache(options.settings)
+    key = chosen_key(key, options.settings, chip or options.chip)
     stored = cache.find(key) if key else None
     if stored is None:
         return None

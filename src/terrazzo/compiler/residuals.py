@@ -14,7 +14,7 @@ from terrazzo.compiler.rewriting import inlined
 from terrazzo.graph.applying import apply
 from terrazzo.graph.autodiff import differentiated_inside, vjp_graph
 from terrazzo.graph.ir import Graph, Node, Value
-from terrazzo.graph.passes import canonicalize
+from terrazzo.graph.passes import attention_kept, canonicalize
 from terrazzo.graph.passes.cse import common_subexpressions
 from terrazzo.graph.rebuild import computed_from
 from terrazzo.graph.residuals import likely_count, worth_keeping
@@ -46,6 +46,7 @@ def training_parts(graph: Graph, wrt: Sequence[int], options: Options) -> Parts 
     weights = pull.inputs[len(plain.inputs):]
     count = len(graph.outputs)
     whole = _with_loops_that_keep(Graph(graph.name, pull.inputs, plain.outputs + pull.outputs))
+    whole = attention_kept(whole, options.guide.keeps)
     results, gradients = whole.outputs[:count], whole.outputs[count:]
     loops = _results_of_loops(Graph(graph.name, graph.inputs, results), gradients)
     held = {v: Value(v.type, name=v.name) for v in loops}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +14,7 @@ from terrazzo.chips.cuda.description import described, h200
 from terrazzo.chips.cuda.memory import DeviceMemory
 from terrazzo.chips.memory import HOST
 from terrazzo.chips.registry import DEFAULT, chip_named
-from terrazzo.chips.spec import ChipSpec, Roofline
+from terrazzo.chips.spec import FAST_FP8_SUMS, ChipSpec, Roofline
 from terrazzo.errors import MissingDependency
 from terrazzo.knobs import Settings, knobs
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from terrazzo.loop.steps import Recipe
 
 
+# Operators that stay whole; only of the first there are loops too.
+ATTENTION = ("scaled_dot_product_attention", "attention_with_logsumexp", "attention_gradients")
+
+
 class Cuda(Chip):
     """A GPU of NVIDIA's: this machine's, or the one that is described where there is none."""
 
@@ -32,21 +37,27 @@ class Cuda(Chip):
     program_levels = ("triton", "ptx", "sass")
     languages = ("cuda", "triton")
 
-    def __init__(self, spec: ChipSpec | None = None, simulated: bool = False):
-        self.simulated = simulated  # which is a matter of settings: see `under`
+    def __init__(self, spec: ChipSpec | None = None, simulated: bool = False,
+                 measures: bool = False, fast_sums: bool = False):
+        # Which are matters of settings: see `under`.
+        self.simulated, self.measures, self.fast_sums = simulated, measures, fast_sums
         self.missing = "" if self.simulated else driver.absence()
-        self.spec = spec or (h200() if self.missing or self.simulated else described())
+        spec = spec or (h200() if self.missing or self.simulated else described())
+        self.spec = replace(spec, features=spec.features - {FAST_FP8_SUMS} | (
+            {FAST_FP8_SUMS} if fast_sums else set()))
         self.memory = HOST if self.simulated else DeviceMemory()
         self.keeps_code = not self.simulated  # which is text for this process
-        self._other: Cuda | None = None  # the same, simulated or not
+        self._others: dict[tuple[bool, bool, bool], Cuda] = {}  # the same under other settings
         self._forms: WeakKeyDictionary[Program, Form] = WeakKeyDictionary()
 
     def under(self, settings: Settings) -> Cuda:
-        if settings.cuda_simulate == self.simulated:
+        wanted = settings.cuda_simulate, settings.tune, settings.fp8_fast_sums
+        if wanted == (self.simulated, self.measures, self.fast_sums):
             return self
-        if self._other is None:
-            self._other = Cuda(simulated=settings.cuda_simulate)
-        return self._other
+        if wanted not in self._others:
+            same = self.spec if settings.cuda_simulate == self.simulated else None
+            self._others[wanted] = Cuda(same, *wanted)
+        return self._others[wanted]
 
     @property
     def absence(self) -> str:  # type: ignore[override]
@@ -55,30 +66,44 @@ class Cuda(Chip):
         return ""
 
     @property
+    def tunes(self) -> str:  # type: ignore[override]
+        return f"cuda {self.spec.name}" + (", simulated" if self.simulated else "")
+
+    @property
     def host(self) -> Chip:
         """Who runs what has no form here."""
         return chip_named(DEFAULT)
 
     def form(self, program: Program) -> Form:
         """The kernels of a program, or why the CPU runs it."""
-        from terrazzo.chips.cuda.forms import form_of
+        from terrazzo.chips.cuda.tune import form_for
 
         if program not in self._forms:
-            self._forms[program] = form_of(program, self.spec)
+            self._forms[program] = form_for(program, self)
         return self._forms[program]
 
     def keeps(self, operator: str, inputs: Sequence[Any] = ()) -> bool:
-        if operator != "scaled_dot_product_attention" or not inputs:
+        if operator == "float8_matmul":
+            return self.spec.has("fp8")
+        if operator not in ATTENTION or not inputs:
             return False
         from terrazzo.chips.cuda import attention
 
-        return attention.has_kernel(inputs)
+        return attention.has_kernel(operator, inputs)
 
     def lower(self, program: Program, constants: frozenset[Tensor] = frozenset(),
               revisits: Sequence[bool] = ()) -> Function:
-        if self.form(program).kernels and program.kind != "attention":
+        if program.kind == "attention" and program.attrs["node"].op.name != ATTENTION[0]:
+            return _without_loops(program)
+        if not self.form(program).kernels or program.kind == "attention":
+            return self.host.lower(program, constants, revisits)
+        from terrazzo.chips.cuda.layouts import weights_of
+
+        weights = weights_of(program)
+        if weights is None or program.inputs[weights.number] not in constants:
             return super().lower(program, constants, revisits)
-        return self.host.lower(program, constants, revisits)
+        function = super().lower(weights.program, constants, revisits)
+        return replace(function, packed={weights.number: weights.packing})
 
     def elsewhere(self, function: Function) -> str:
         from terrazzo.chips.cuda.plan import MOVES, program_of
@@ -159,3 +184,14 @@ class Cuda(Chip):
         last.record()
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
+
+
+def _without_loops(program: Program) -> Function:
+    """A kernel that is its program alone."""
+    from terrazzo.expr.place import storage_size
+    from terrazzo.loop.ir import Buffer, Function, block
+
+    buffers = [Buffer(t.name, t.dtype, storage_size(t))
+               for t in (*program.inputs, *program.outputs)]
+    return Function(program.name, tuple(buffers), program.dims, block(),
+                    program.attrs["node"].op.name)

@@ -37,7 +37,7 @@ def _hopper(name: str, memory_gbps: float) -> ChipSpec:
         cores=132,
         vector_bits=_WARP_BITS,
         vector_registers=_REGISTERS_PER_THREAD,
-        features=frozenset({"sm_90", "libdevice", "tensor_cores", "wgmma", "tma"}),
+        features=frozenset({"sm_90", "libdevice", "tensor_cores", "fp8", "wgmma", "tma"}),
         l1_bytes=227 << 10,
         l2_bytes=50 << 20,
         memory_gbps=memory_gbps,
@@ -62,7 +62,7 @@ def described() -> ChipSpec:
         base = _hopper("", 2 * getattr(found, "memory_clock_rate", 0) / 8e6 * getattr(
             found, "memory_bus_width", 0))
     features = {f"sm_{arch}", "libdevice", "tensor_cores"} | ({"wgmma", "tma"} & set(
-        base.features if arch == 90 else ()))
+        base.features if arch == 90 else ())) | ({"fp8"} if arch >= 89 else set())
     return replace(base, name=name.removeprefix("nvidia "), features=frozenset(features),
                    cores=found.multi_processor_count, l2_bytes=found.L2_cache_size,
                    l1_bytes=getattr(found, "shared_memory_per_block_optin", base.l1_bytes),

@@ -1,8 +1,9 @@
 """CUDA graphs: all launches of an executable recorded once, and repeated in one call.
 
-A recording holds addresses. Arrays that lie where those of an earlier call did are used in place,
-with a recording of their own; all others are copied into memory that is kept for this, and results
-out of it. So every call but the first few is one call of the driver, whatever it is given.
+A recording holds addresses. Arrays that all lie where those of an earlier call did are used in
+place, with a recording of their own. Else those that have never moved (weights) are used in place,
+and all others copied into memory that is kept for this, and results out of it. So every call but
+the first few is one call of the driver, whatever it is given.
 """
 
 from __future__ import annotations
@@ -93,11 +94,9 @@ class Kept:
         self.executable, self.sizes, self.device = executable, sizes, code.device
         self.memory = executable.chip.memory
         self.prepared = code.prepared(sizes)
-        values = {d.name: n for d, n in zip(executable.dims, sizes, strict=True)}
-        self.inputs = [self.memory.empty(tuple(int(evaluate(n, values)) for n in shape), dtype.np)
-                       for _, dtype, shape in executable.input_types]
+        self.inputs: dict[int, Any] = {}  # copies of those that move from call to call
         self.outputs = executable.allocate(sizes)
-        self.places = (*addresses_of(self.inputs), *addresses_of(self.outputs))
+        self.last: list[int] | None = None  # where the inputs of the last call lay
         self.arena = executable.take_arena(executable.arena_size(sizes))
         self.room = self.device.room(self.prepared.room)
         self.recordings: dict[Addresses, Recording] = {}
@@ -108,17 +107,46 @@ class Kept:
         written = [own if t is None else t for t, own in zip(targets, self.outputs, strict=True)]
         if self._in_place(inputs, written):
             places = (*addresses_of(inputs), *addresses_of(written))
-            if places in self.seen:
+            # Not for ever more addresses: to record takes longer than to copy.
+            if places in self.recordings or (
+                    places in self.seen and len(self.recordings) < _MOST_IN_PLACE):
                 self.play(places)
                 return self._results(inputs, targets, written)
             if len(self.seen) >= _MOST_SEEN:
                 self.seen.pop(next(iter(self.seen)))
             self.seen[places] = None
         self._order()
-        for source, own in zip(inputs, self.inputs, strict=True):
-            copy(source, own)
-        self.play(self.places)
+        read, comes_first = self._read(inputs), self.last is None
+        self.last = addresses_of(inputs)
+        places = (*addresses_of(read), *addresses_of(self.outputs))
+        if comes_first and not self.inputs:  # which of them will stay shows next time
+            self.device.require(self._launch(places)(self.device.stream(self.device.number)))
+        else:
+            self.play(places)
         return self._results(inputs, targets, self.outputs)
+
+    def _read(self, inputs: Sequence[Any]) -> list[Any]:
+        """What kernels read: inputs where they lie, as long as they stay there, or copies."""
+        begins = addresses_of(inputs)
+        before = begins if self.last is None else self.last
+        read = []
+        for i, (array, now, then) in enumerate(zip(inputs, begins, before, strict=True)):
+            if i not in self.inputs and now == then and now and now % ALIGN == 0 and (
+                    self.memory.holds(array) and is_row_major(array)):
+                read.append(array)
+                continue
+            if i not in self.inputs:
+                self.inputs[i] = self._empty(i)
+            copy(array, self.inputs[i])
+            read.append(self.inputs[i])
+        return read
+
+    def _empty(self, number: int) -> Any:
+        """Memory for copies of an input."""
+        executable = self.executable
+        values = {d.name: n for d, n in zip(executable.dims, self.sizes, strict=True)}
+        _, dtype, shape = executable.input_types[number]
+        return self.memory.empty(tuple(int(evaluate(n, values)) for n in shape), dtype.np)
 
     def _in_place(self, inputs: Sequence[Any], targets: Sequence[Any]) -> bool:
         """Whether kernels may read and write all of these where they lie."""
@@ -144,7 +172,7 @@ class Kept:
         # Launched once before: what a driver loads late it cannot load while it records.
         self.device.require(launch(self.device.stream(self.device.number)))
         if len(self.recordings) > _MOST_IN_PLACE:
-            self.recordings.pop(next(p for p in self.recordings if p != self.places))
+            self.recordings.pop(next(iter(self.recordings)))
         self.recordings[places] = self.device.record(launch)
 
     def _launch(self, places: Addresses) -> Callable[[int], int]:
@@ -164,7 +192,8 @@ class Kept:
         if all(a is b for a, b in zip(targets, written, strict=True)):
             return list(targets)
         here = not inputs or any(map(self.memory.holds, inputs))
-        like = next((a for a in inputs if hasattr(a, "data_ptr")), None)
+        like = next((a for a in inputs if hasattr(a, "data_ptr") and (
+            not here or self.memory.holds(a))), None)
         if not here and all(t is None for t in targets):
             back = [self.memory.to_host(o) for o in self.outputs]  # copies
             return back if like is not None else [to_numpy(o) for o in back]

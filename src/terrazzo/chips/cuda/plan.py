@@ -21,6 +21,7 @@ from terrazzo.base.shapes import num_elements
 from terrazzo.chips.chip import Assembled, Chip
 from terrazzo.chips.cuda.binaries import compiled
 from terrazzo.chips.cuda.forms import Form, Kernel, Version, elements, form_of
+from terrazzo.chips.cuda.layouts import weights_of
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.expr.ir import Program, Tensor, compute
 from terrazzo.index import Index, divisible
@@ -46,6 +47,7 @@ class Planner:
     rooms: list[Any] = field(default_factory=list)  # bytes of what only parts of a call share
     slots: dict[int, Any] = field(default_factory=dict)  # bytes, as far as kernels know them
     known: dict[Any, int] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)  # of programs: measured, or null
 
     def plan(self, recipe: Recipe) -> Assembled:
         steps: list[Any] = []
@@ -58,7 +60,7 @@ class Planner:
             "begins": begins,
             "slots": [self.slots.get(i, 0) for i in range(recipe.slots)],
             "dims": [d.name for d in recipe.dims], "rooms": self.rooms, "kernels": self.kernels,
-            "hosts": self.hosts, "simulated": self.simulated})
+            "hosts": self.hosts, "choices": self.choices, "simulated": self.simulated})
 
     def steps(self, steps: Sequence[Step]) -> list[Any]:
         return [made for step in steps for made in self.step(step)]
@@ -86,11 +88,13 @@ class Planner:
         if program is not None and all(num_elements(t.shape) == 0 for t in program.outputs):
             return []
         form = Form(reason=MOVES) if program is None else self.form(program)
+        if form.key:
+            self.choices[form.key] = form.choice and dict(form.choice)
         if program is None or not form.kernels:
             return [["host", self.host_part(function), list(map(_place, call.arguments))]]
-        # The last kernel writes what the program does, those before it what later ones read.
+        # What kernels write besides the results is read by later ones.
         places: dict[Tensor | str, Argument] = dict(zip(
-            (*program.inputs, *form.kernels[-1].program.outputs), call.arguments, strict=True))
+            (*program.inputs, *form.outputs), call.arguments, strict=True))
         return [self.launch(kernel, places) for kernel in form.kernels]
 
     def launch(self, kernel: Kernel, places: dict[Tensor | str, Argument]) -> Any:
@@ -167,7 +171,14 @@ def _place(place: Argument) -> list[Any]:
 
 def program_of(function: Function) -> Program | None:
     """What a kernel computes; None where it has nothing but loops."""
-    return copy_program(function) if function.origin == "copy" else function.program
+    if function.origin == "copy":
+        return copy_program(function)
+    program: Program | None = function.program
+    weights = weights_of(program) if program is not None and function.packed else None
+    # A part that the CPU runs may have packed other constants, or those in other ways.
+    if weights is None or dict(function.packed) != {weights.number: weights.packing}:
+        return program
+    return weights.program
 
 
 def copy_program(function: Function) -> Program:

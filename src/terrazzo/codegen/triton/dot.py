@@ -1,39 +1,38 @@
 """Prints a matrix product as a Triton kernel: tiles of the result, each a loop of `tl.dot` over k.
 
 What comes after the sum (bias, activation, residual, rounding) is computed on the tile while it is
-in registers. Operands are read through addresses, or through tensor descriptors where a chip has an
-engine that copies tiles (TMA); a persistent kernel has one program for each multiprocessor, which
-loads of its next tile while it still computes this one.
+in registers. A factor is any expression of its row or column and of k, or zero outside a condition:
+so convolutions are products as well (`expr/implicit.py`). Operands are read through addresses, or
+through tensor descriptors where a chip has an engine that copies tiles (TMA); a persistent kernel
+has one program for each multiprocessor, which loads of its next tile while it still computes this
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from terrazzo.base.scalar import Call, Reduce, Scalar, substitute_indices
-from terrazzo.base.shapes import num_elements
-from terrazzo.chips.spec import ChipSpec, LaunchRules
-from terrazzo.codegen.triton.emit import Emitter, unflatten
+from terrazzo.base.scalar import Call, Load, Reduce, Scalar, substitute_indices
+from terrazzo.base.shapes import num_elements, unflatten
+from terrazzo.chips.spec import FAST_FP8_SUMS, ChipSpec, LaunchRules
+from terrazzo.codegen.triton.dot_factors import FLOAT8, as_it_lies, dot_type, numbered
+from terrazzo.codegen.triton.emit import Emitter
 from terrazzo.codegen.triton.lines import NO_DEPS, NO_GUARD, Block, Guard, Names, Value
 from terrazzo.codegen.triton.module import RESERVED, Size, Written
 from terrazzo.codegen.triton.spelling import ATOM, type_text
-from terrazzo.dtypes import DType, bfloat16, float16, float32, int8, int32
+from terrazzo.dtypes import float32, int8
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.expr.matmul import Factor, MatrixProduct
 from terrazzo.index import (
+    FloorDiv,
     Index,
+    Mod,
     Var,
     bounds,
     ceildiv,
-    divisible,
-    free_vars,
     minimum,
     substitute,
 )
-
-HALVES = (float16, bfloat16)
-DESCRIPTOR_BYTES = 16  # what strides and addresses that a descriptor describes are multiples of
 
 
 @dataclass(frozen=True)
@@ -49,38 +48,7 @@ class Tiling:
     persistent: bool = False
     descriptors: bool = False
     precision: str = "tf32x3"  # of float32
-
-
-def dot_type(product: MatrixProduct) -> DType | None:
-    """The type in which the factors of a product are multiplied; None where `tl.dot` has none."""
-    wide = product.reduce.dtype
-    loads = [factor.load for factor in (product.a, product.b)]
-    types = {None if load is None else load.dtype for load in loads}
-    if wide is int32:
-        return int8 if types == {int8} else None
-    if wide is float32 and len(types) == 1 and (only := types.pop()) in HALVES:
-        return only
-    return float32 if wide is float32 else None
-
-
-def described(product: MatrixProduct, factor: Factor, side: Var | None, dtype: DType) -> bool:
-    """Whether a tensor descriptor can read a factor: neighbours in memory, and strides of 16 bytes.
-    """
-    load = factor.load
-    if load is None or load.dtype is not dtype or side is None:
-        return False
-    steps = [factor.stride(side), factor.stride(product.k.var)]
-    if 1 not in steps:
-        return False
-    steps.remove(1)
-    address = factor.address
-    batch = [factor.stride(a.var) for a in product.batch_of(factor)]
-    if None in steps or None in batch or address is None:
-        return False
-    first = substitute(address, {v: 0 for v in free_vars(address) if v in {
-        side, product.k.var, *(a.var for a in product.batch)}})
-    return all(divisible(n * dtype.itemsize, DESCRIPTOR_BYTES)
-               for n in (*steps, *batch, first) if n is not None)
+    pieces: bool = False  # steps of k are told by their piece and their place in it
 
 
 def product_kernel(program: Program, product: MatrixProduct, chip: ChipSpec, tiling: Tiling, *,
@@ -92,9 +60,16 @@ def product_kernel(program: Program, product: MatrixProduct, chip: ChipSpec, til
 
 
 class _DotEmitter(Emitter):
-    """Writes what follows the sum, which is there already."""
+    """Writes factors, and what follows the sum, which is there already."""
 
     sums = Value("sums")
+
+    def index(self, e: Index) -> Value:
+        """Quotients have names: what they depend on does not change in the loop, mostly."""
+        value = super().index(e)
+        if isinstance(e, FloorDiv | Mod) and value.deps:
+            return replace(self.bind(value, "at"), index=e)
+        return value
 
     def reduce(self, node: Reduce, guard: Guard) -> Value:
         return self.sums
@@ -107,6 +82,7 @@ class _DotKernel:
                  wide: bool | None):
         self.program, self.product, self.tiling = program, product, tiling
         self.rules: LaunchRules = chip.launch
+        self.fast_sums = chip.has(FAST_FP8_SUMS)
         self.cores = chip.cores
         self.names = Names(RESERVED)
         self.name = self.names.fresh(program.name)
@@ -126,8 +102,9 @@ class _DotKernel:
         self.block_rows = self.constant("ROWS", tiling.rows)
         self.block_columns = self.constant("COLUMNS", tiling.columns)
         self.depth = self.constant("DEPTH", tiling.depth)
-        self.member = _numbered("%member", self.members)
-        self.k_down = _numbered("%k", product.k.extent)
+        self.member = numbered("%member", self.members)
+        # What k is in a factor's text, and the variable of its lanes: for a, for b.
+        self.k_of: dict[bool, tuple[Index, Var]] = {}
         table = unflatten(self.member, [a.extent for a in product.batch])
         self.at: dict[Var, Index] = {a.var: i for a, i in zip(product.batch, table)}
 
@@ -234,55 +211,93 @@ class _DotKernel:
 
     def sum_up(self, readers: tuple[_Reader, _Reader] | None) -> None:
         emitter, product = self.emitter, self.product
-        k = product.k.var
         start = self.names.fresh("start")
-        bound = emitter.index(product.k.extent).text
-        dims = {k: "[None, :]", self.k_down: "[:, None]"}
-        for var, direction in dims.items():
-            lanes = f"{start} + tl.arange(0, {self.depth}){direction}"
-            emitter.blocks[var] = Block(
-                var, self.names.fresh(k.name), product.k.extent,
-                f"({lanes}).to(tl.int64)" if self.wide else lanes, self.depth, self.exact_depth)
-        with emitter.loop(f"for {start} in range(0, {bound}, {self.depth}):", set(dims)):
+        head, binds = (self.pieces if self.tiling.pieces else self.steps)(start)
+        with emitter.loop(head, binds):
             if readers is not None:
                 a, b = (reader.text(start) for reader in readers)
             else:
-                a = self.operand(product.a, {})
-                b = self.operand(product.b, {k: self.k_down})
+                a, b = self.operand(product.a, False), self.operand(product.b, True)
             self.line(f"sums = tl.dot({a}, {b}, sums{self.precision()})")
+
+    def steps(self, start: str) -> tuple[str, set[Var]]:
+        """The loop over k where each step has a number, and what it makes known."""
+        k, emitter = self.product.k, self.emitter
+        down = numbered("%k", k.extent)
+        self.k_of = {False: (k.var, k.var), True: (down, down)}
+        for var, direction in ((k.var, "[None, :]"), (down, "[:, None]")):
+            lanes = f"{start} + tl.arange(0, {self.depth}){direction}"
+            emitter.blocks[var] = Block(
+                var, self.names.fresh(k.var.name), k.extent,
+                f"({lanes}).to(tl.int64)" if self.wide else lanes, self.depth, self.exact_depth)
+        bound = emitter.index(k.extent).text
+        return f"for {start} in range(0, {bound}, {self.depth}):", {k.var, down}
+
+    def pieces(self, start: str) -> tuple[str, set[Var]]:
+        """The loop over k by pieces: which one it is, and places in it."""
+        k, depth, emitter = self.product.k, self.tiling.depth, self.emitter
+        assert isinstance(k.extent, int) and self.exact_depth
+        count = k.extent // depth
+        piece = numbered("%piece", count)
+        emitter.blocks[piece] = Block(piece, self.names.fresh("piece"), count,
+                                      f"{start}.to(tl.int64)") if self.wide else Block(
+                                          piece, start, count)
+        for is_b, direction in ((False, "[None, :]"), (True, "[:, None]")):
+            lane = numbered("%k_down" if is_b else "%k", depth)
+            lanes = f"tl.arange(0, {self.depth}){direction}"
+            emitter.blocks[lane] = Block(
+                lane, self.names.fresh(k.var.name), depth,
+                f"{lanes}.to(tl.int64)" if self.wide else lanes, self.depth, True)
+            emitter.scopes[0].binds.add(lane)
+            self.k_of[is_b] = piece * depth + lane, lane
+        return f"for {start} in range(0, {count}):", {piece}
 
     def precision(self) -> str:
         if self.dtype is float32:
             return f', input_precision="{self.tiling.precision}"'
+        if self.dtype in FLOAT8 and not self.fast_sums:
+            # Tensor cores keep 14 bits of sums of 8-bit floats: each piece is added in float32.
+            return f", max_num_imprecise_acc={self.depth}"
         return ", out_dtype=tl.int32" if self.dtype is int8 else ""
 
     # ------------------------------------------------------------ operands by address
-    def operand(self, factor: Factor, table: Mapping[Var, Index]) -> str:
+    def operand(self, factor: Factor, is_b: bool) -> str:
         """A piece of a factor as it is multiplied; beyond the end of k it is zero."""
         emitter = self.emitter
-        whole = {**self.at, **table}
-        load = factor.load
-        k = self.k_down if table else self.product.k.var
-        if load is not None and load.dtype is self.dtype:
-            source: Tensor = load.source
-            indices = [substitute(i, whole) for i in load.indices if not isinstance(i, Scalar)]
-            address = emitter.address(source, indices, NO_GUARD)
-            needed = address.deps | {k, self.product.column.var if table else self.row.var}
-            mask = emitter.mask(needed)
-            inside = f", mask={mask.text}, other=0" if mask else ""
-            text = f"tl.load({emitter.place(self.pointers[source], address, needed)}{inside})"
-            return emitter.bind(Value(text, ATOM, needed), source.name).text
+        place, k = self.k_of[is_b]
+        whole = {**self.at, self.product.k.var: place}
+        lanes = frozenset({k, self.product.column.var if is_b else self.row.var})
+        read = factor.guarded
+        if read is not None and as_it_lies(read[0], self.dtype):
+            return self.loaded(*read, whole, lanes)
         value = emitter.root(substitute_indices(factor.value, whole))
         text = emitter.typed(value, factor.value.dtype).inside(ATOM)
         if factor.value.dtype is not self.dtype:
             text = f"{text}.to({type_text(self.dtype)})"
-        lanes = frozenset({k, self.product.column.var if table else self.row.var})
         if not lanes <= value.deps:
-            text = f"({text} + tl.zeros({self.shape(bool(table))}, {type_text(self.dtype)}))"
+            text = f"({text} + tl.zeros({self.shape(is_b)}, {type_text(self.dtype)}))"
         end = emitter.mask(frozenset({k}))
         if end is not None:
             text = f"tl.where({end.text}, {text}, 0)"
         return emitter.bind(Value(text, ATOM, value.deps | lanes), "factor").text
+
+    def loaded(self, load: Load, condition: Scalar | None, whole: dict[Var, Index],
+               lanes: frozenset[Var]) -> str:
+        """A factor as it lies in memory, zero outside its tensor and its condition."""
+        emitter = self.emitter
+        source: Tensor = load.source
+        guard = NO_GUARD
+        if condition is not None:
+            inside = emitter.root(substitute_indices(condition, whole))
+            guard = Guard((emitter.bind(inside, "inside"),))
+        indices = [substitute(i, whole) for i in load.indices if not isinstance(i, Scalar)]
+        address = emitter.address(source, indices, NO_GUARD)
+        needed = address.deps | guard.deps | lanes
+        mask = emitter.inside(needed, guard)
+        zero = "0.0" if source.dtype in FLOAT8 else "0"  # whole numbers do not become 8-bit floats
+        masked = f", mask={mask}, other={zero}" if mask else ""
+        text = f"tl.load({emitter.place(self.pointers[source], address, needed)}{masked})"
+        return emitter.bind(Value(text, ATOM, needed), source.name).text
 
     def shape(self, is_b: bool) -> str:
         return f"[{self.depth}, {self.block_columns}]" if is_b else (
@@ -372,10 +387,4 @@ class _Reader:
         return name
 
 
-def _numbered(name: str, extent: Index) -> Var:
-    if isinstance(extent, int):
-        return Var(name, 0, max(extent - 1, 0))
-    return Var(name, 0, extent - 1)
-
-
-__all__ = ["HALVES", "Tiling", "described", "dot_type", "product_kernel"]
+__all__ = ["Tiling", "product_kernel"]

@@ -20,7 +20,7 @@ from terrazzo.base.scalar import (
     substitute_indices,
     walk,
 )
-from terrazzo.base.shapes import contiguous_strides, num_elements
+from terrazzo.base.shapes import contiguous_strides, num_elements, unflatten
 from terrazzo.codegen.triton.lines import (
     NO_DEPS,
     NO_GUARD,
@@ -43,11 +43,21 @@ from terrazzo.codegen.triton.spelling import (
     spelling,
     type_text,
 )
-from terrazzo.dtypes import DType, bfloat16, bool_, float16, float32, int64
+from terrazzo.dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    int64,
+)
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.ir import Tensor, substitute_any
 from terrazzo.index import Index, IndexExpr, Var, free_vars, proves_le, proves_lt
 
+_TO_FLOAT8 = {float8_e4m3fn: "_e4m3", float8_e5m2: "_e5m2"}
 LONG, SHORT = 72, 24  # characters of a term that is better given a name; as a part of an address
 
 
@@ -179,6 +189,8 @@ class Emitter(Lines):
         if value.index is not None:
             return self.typed(value, node.dtype)
         text = f"{value.inside(ATOM)}.to({type_text(node.dtype)})"
+        if node.dtype in _TO_FLOAT8 and inner.dtype.is_float and inner.dtype.bits > 8:
+            text = f"{_TO_FLOAT8[node.dtype]}({value.text})"
         return Value(text, ATOM, value.deps, node.dtype)
 
     # ------------------------------------------------------------ memory
@@ -426,15 +438,3 @@ def _extents(node: Reduce) -> list[Index]:
             "a reduction over a range that depends on another of its axes has no Triton source",
             hint="reduce over the whole range, with where(inside, value, identity)")
     return [a.extent for a in node.axes]
-
-
-def unflatten(flat: Index, extents: Sequence[Index]) -> list[Index]:
-    """The index along each axis of the element that is `flat`-th in row-major order."""
-    result: list[Index] = []
-    for d, extent in enumerate(extents):
-        inner = num_elements(extents[d + 1:])
-        if any(isinstance(n, int) and n == 0 for n in (extent, inner)):
-            result.append(0)
-        else:
-            result.append(flat // inner if d == 0 else flat // inner % extent)
-    return result

@@ -22,8 +22,17 @@ def _min(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
+def _add(a, b):
+    return a + b
+
+@triton.jit
 def _mul(a, b):
     return a * b
+
+@triton.jit
+def _chained(a, b, c, d):
+    # x to a*x + b, and that to c*x + d
+    return a * c, b * c + d
 
 @triton.jit
 def _and(a, b):
@@ -32,6 +41,57 @@ def _and(a, b):
 @triton.jit
 def _or(a, b):
     return a | b
+
+@triton.jit
+def _xor(a, b):
+    return a ^ b
+
+@triton.jit
+def _partner(x, SIZE: tl.constexpr, DISTANCE: tl.constexpr):
+    # what lies where one bit of the place is another: both together, less what is here
+    pairs = tl.reshape(x, [SIZE // (2 * DISTANCE), 2, DISTANCE])
+    return tl.reshape(pairs ^ tl.reduce(pairs, 1, _xor, keep_dims=True), [SIZE])
+
+@triton.jit
+def _keeps_less(STAGE: tl.constexpr, BIT: tl.constexpr, SIZE: tl.constexpr, LENGTH: tl.constexpr):
+    # of two that a bitonic network compares: runs rise and fall in turn, in the end all rise
+    place = tl.arange(0, SIZE) % LENGTH
+    return ((place >> BIT) & 1) == ((place >> STAGE) & 1)
+
+@triton.jit
+def _sorted(x, SIZE: tl.constexpr, LENGTH: tl.constexpr, STAGES: tl.constexpr):
+    # rows of LENGTH (2 to the STAGES) side by side, by a bitonic network (Batcher)
+    for stage in tl.static_range(1, STAGES + 1):
+        for step in tl.static_range(1, stage + 1):
+            other = _partner(x, SIZE, 1 << (stage - step))
+            less = _keeps_less(stage, stage - step, SIZE, LENGTH)
+            x = tl.where(less, tl.minimum(x, other), tl.maximum(x, other))
+    return x
+
+@triton.jit
+def _sorted_pairs(x, y, SIZE: tl.constexpr, LENGTH: tl.constexpr, STAGES: tl.constexpr):
+    # the same by x, and where that is equal by y
+    for stage in tl.static_range(1, STAGES + 1):
+        for step in tl.static_range(1, stage + 1):
+            other_x = _partner(x, SIZE, 1 << (stage - step))
+            other_y = _partner(y, SIZE, 1 << (stage - step))
+            before = (other_x < x) | ((other_x == x) & (other_y < y))
+            swap = before == _keeps_less(stage, stage - step, SIZE, LENGTH)
+            x = tl.where(swap, other_x, x)
+            y = tl.where(swap, other_y, y)
+    return x, y
+
+@triton.jit
+def _e4m3(x):
+    # beyond its largest number is nan, where Triton's own conversion ends at that number
+    return tl.where(tl.abs(x) <= 464.0, x, float("nan")).to(tl.float8e4nv)
+
+@triton.jit
+def _e5m2(x):
+    # the same, but that this type has infinities
+    code = x.to(tl.float8e5).to(tl.int8, bitcast=True)
+    infinite = (code & -128) | 124
+    return tl.where(tl.abs(x) >= 61440.0, infinite, code).to(tl.float8e5, bitcast=True)
 
 @triton.jit
 def _tile_place(tile, down, across, GROUP: tl.constexpr):

@@ -89,6 +89,8 @@ def module_text(program: Program, kernel: Written) -> str:
     """A module with the kernel and a `launch` that knows its grid."""
     origins = ", ".join(dict.fromkeys(
         part for s in program.stages for part in s.origin.split(", ") if part))
+    if "node" in program.attrs:
+        origins = program.attrs["node"].op.name
     title = f'"""{program.name} ({program.kind}): {origins or "copies"}."""'
     return "\n\n\n".join([f"{title}\n\n{kernel.jit_text()}",
                           "\n".join(_launch(program, kernel))]) + "\n"

@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from terrazzo.base.scalar import FromIndex, Load, Reduce, Scalar, loads, walk
-from terrazzo.base.shapes import num_elements
+from terrazzo.base.shapes import num_elements, unflatten
 from terrazzo.chips.spec import ChipSpec, LaunchRules
-from terrazzo.codegen.triton.emit import Emitter, unflatten
+from terrazzo.codegen.triton.emit import Emitter
 from terrazzo.codegen.triton.lines import Block, Names
 from terrazzo.codegen.triton.module import RESERVED, Size, UpTo, Written, module_text, warps_for
 from terrazzo.codegen.triton.spelling import type_text
@@ -39,6 +41,18 @@ _REASONS = {
 }
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """How much one instance of a kernel does; 0: as the rules of this file say."""
+
+    block: int = 0  # elements, or positions of a row that are taken at once
+    rows: int = 0  # of a tile
+    warps: int = 0
+
+
+BY_RULE = Blocks()
+
+
 def triton_source(program: Program, chip: ChipSpec | None = None) -> str:
     """The Triton module of a pointwise or rows group, as text.
 
@@ -50,11 +64,12 @@ def triton_source(program: Program, chip: ChipSpec | None = None) -> str:
 
 
 def triton_kernel(program: Program, chip: ChipSpec | None = None, *, wide: bool | None = None,
-                  fits: bool = False) -> Written:
+                  fits: bool = False, blocks: Blocks = BY_RULE) -> Written:
     """The same as a kernel with all that a launch must know of it.
 
     `wide` says whether addresses have 64 bits; by default they do where 32 might not suffice.
-    `fits` says that rows of unknown length are short enough for one block each.
+    `fits` says that rows of unknown length are short enough for one block each; `blocks` may say
+    how it is cut, of sizes that are known.
     """
     if program.kind not in ("pointwise", "rows"):
         reason = _REASONS.get(program.kind, "only pointwise and rows groups have it")
@@ -63,7 +78,7 @@ def triton_kernel(program: Program, chip: ChipSpec | None = None, *, wide: bool 
             hint="compile it for the CPU, or give the operator a kernel of its own")
     for tensor in (*program.inputs, *program.stages):
         type_text(tensor.dtype)  # refuses types Triton has not, with their name
-    kernel = _Kernel(collapse(program), chip, wide, fits)
+    kernel = _Kernel(collapse(program), chip, wide, fits, blocks)
     kernel.write()
     return kernel.written()
 
@@ -72,8 +87,8 @@ class _Kernel:
     """One kernel while it is written: its parameters, its lines and its launch."""
 
     def __init__(self, program: Program, chip: ChipSpec | None, wide: bool | None,
-                 fits: bool):
-        self.program, self.chip, self.fits = program, chip, fits
+                 fits: bool, blocks: Blocks):
+        self.program, self.chip, self.fits, self.blocks = program, chip, fits, blocks
         self.names = Names(RESERVED)
         self.name = self.names.fresh(program.name)
         tensors = (*program.inputs, *program.outputs)
@@ -108,7 +123,7 @@ class _Kernel:
     def written(self) -> Written:
         programs = ceildiv(self.instances, self.rows_an_instance)
         return Written(self.name, tuple(self.emitter.scopes[0].lines), self.pointers, self.dims,
-                       programs, self.constants, warps_for(
+                       programs, self.constants, self.blocks.warps or warps_for(
                            self.lanes, 32 if self.looped else self.widest, self.rules),
                        self.emitter.wide, self.rules)
 
@@ -127,7 +142,8 @@ class _Kernel:
         total = num_elements(extents)
         places: list[Index] = []
         if extents:
-            size = min(POINTWISE_BLOCK // self.widest * 8, _power_of_two(total))
+            size = min(self.blocks.block or POINTWISE_BLOCK // self.widest * 8,
+                       _power_of_two(total))
             block = self.constant("BLOCK", size)
             self.instances, self.rows_an_instance, self.lanes = total, size, size
             exact = self.exact_grid and isinstance(total, int) and total % size == 0
@@ -198,7 +214,9 @@ class _Kernel:
     def tile_rows(self) -> int:
         """Rows of a tile: many for wide loads, but not so many that multiprocessors idle."""
         rows = num_elements(self.row_extents)
-        longest = _longest_row(self.program)
+        if self.blocks.rows:
+            return min(self.blocks.rows, _power_of_two(rows))
+        longest = longest_row(self.program)
         if longest is not None and longest <= SHORT_ROW and not self.columns:
             return min(SHORT_TILE // _power_of_two(longest), _power_of_two(rows))
         cores = self.chip.cores if self.chip is not None else 1
@@ -214,6 +232,8 @@ class _Kernel:
         if not self.tile:
             step = LONG_ROW_BLOCK if isinstance(extent, int) else ANY_ROW_BLOCK
             step = step if self.rows else LONE_BLOCK
+            if self.blocks.block:
+                most = step = self.blocks.block
         looped = not isinstance(extent, int) or _power_of_two(extent) > most
         if self.fits and not self.tile and not isinstance(extent, int):
             looped, size = False, most
@@ -254,7 +274,7 @@ def _row_rank(program: Program) -> int:
     return min(len(s.axes) for s in program.stages if _reductions(s))
 
 
-def _longest_row(program: Program) -> int | None:
+def longest_row(program: Program) -> int | None:
     """The most positions any reduction has, or None if that is not known."""
     sizes = [num_elements([a.extent for a in node.axes])
              for stage in program.stages for node in _reductions(stage)]
@@ -267,7 +287,7 @@ def _prefers_tiles(program: Program, rows: int) -> bool:
     if any((free_vars(a.lo) | free_vars(a.hi)) & {x.var for x in stage.axes[:rows]}
            for stage in program.stages for node in _reductions(stage) for a in node.axes):
         return False  # each row has its own length
-    longest = _longest_row(program)
+    longest = longest_row(program)
     return bool(program.attrs.get("tiles")) or runs_down_columns(program, rows) or (
         longest is not None and longest <= SHORT_ROW)
 
