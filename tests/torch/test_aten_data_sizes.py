@@ -41,6 +41,18 @@ def test_what_is_asserted_of_a_size_waits_for_it() -> None:
     torch.testing.assert_close(compiled(function)(x, mask), function(x, mask))
 
 
+@pytest.mark.parametrize("end", [5, 8])
+def test_a_turned_view_that_ends_where_data_says(end: int) -> None:
+    """Whether it has gaps hangs on that."""
+    def function(x: Any, end: Any) -> Any:
+        return (x + 1).permute(0, 2, 1)[:, :end.item(), :]
+
+    x, given = torch.randn(4, 16, 8), torch.tensor([end])
+    found = compiled(function)(x, given)
+    assert found.stride() == function(x, given).stride()
+    torch.testing.assert_close(found, function(x, given))
+
+
 def test_a_size_among_several_results() -> None:
     def function(x: Any, index: Any) -> Any:
         values, counts = torch.unique(index, return_counts=True)

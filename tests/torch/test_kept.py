@@ -86,6 +86,18 @@ def test_options_settings_and_sizes_are_told_apart() -> None:
     assert run(function, x)[1] == FOUND
 
 
+def test_found_whether_or_not_inductor_has_compiled_before(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import codecache
+
+    function, x = model(), torch.randn(4, 6)
+    with monkeypatch.context() as patched:  # as Inductor leaves it when it has registered devices
+        patched.setitem(codecache.custom_backend_passes, "a device", None)
+        patched.setitem(codecache.custom_backend_passes, "another one", None)
+        assert run(function, x)[1] == MISSED
+    assert run(function, x)[1] == FOUND
+
+
 def test_nothing_is_kept_where_the_key_tells_too_little() -> None:
     function, x = model(), torch.randn(4, 6)
     with torch.library._scoped_library("tz_test_kept", "DEF") as library:

@@ -3,8 +3,8 @@
 Torch hashes the sources of Triton and of Inductor, and imports all that Inductor generates code
 with: to ask for passes that somebody added there, and for the sources of Triton kernels in a graph.
 That takes longer than all else that is done for a graph that is found. Our code depends on none of
-it: the version of torch is in the key by name, and graphs with Triton kernels are not kept
-(`cached.py`).
+it, nor may a key hang on whether Inductor compiled something before: the version of torch is in the
+key by name, and graphs with Triton kernels are not kept (`cached.py`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def _imported(name: str, *rest: Any) -> Any:
 def _short(function: Any) -> Any:
     """A function of torch's that sees other things by some names; torch itself stays as it is."""
     names = {**function.__globals__, "init_backend_registration": lambda: None,
+             "custom_backend_passes": {}, "custom_backend_codegen_configs": {},
              "torch_key": lambda: b"", "CacheBase": SimpleNamespace(get_system=dict),
              "__builtins__": {**vars(builtins), "__import__": _imported}}
     made = FunctionType(function.__code__, names, function.__name__, function.__defaults__,

@@ -39,9 +39,10 @@ BACKWARD = "backward"
 WATCHERS: list[Callable[[Program], None]] = []  # told of every program that is made (`explain.py`)
 
 
-def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = None) -> Any:
+def terrazzo(gm: GraphModule, example_inputs: Sequence[Any], *, options: Any = None,
+             mode: str | None = None) -> Any:
     """Compile a graph that dynamo captured."""
-    given = BackendOptions.of(options)
+    given = BackendOptions.of(options, mode)
     read_from_rank_0(gm)
     # Whoever watches wants to see programs made; what is kept is code of the host.
     on_host = device_of(example_inputs) == HOST

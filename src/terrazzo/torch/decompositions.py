@@ -67,7 +67,83 @@ def _attention_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, logsumexp: 
     return torch.ops.terrazzo.attention_backward(grad, q, k, v, attn_mask, is_causal, scale)
 
 
+# Of attention on GPUs: torch chooses one of three by types and sizes. What they answer beside the
+# result and the row sums is for their own gradients, and so is nothing.
+def _flash(q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False,
+           return_debug_mask: bool = False, *, scale: float | None = None) -> Any:
+    if dropout_p or return_debug_mask:
+        return NotImplemented
+    y, sums = torch.ops.terrazzo.attention_forward(q, k, v, None, is_causal, scale)
+    seed = q.new_zeros(2, dtype=torch.uint64)
+    return (y, sums, None, None, q.shape[2], k.shape[2], seed, seed.new_zeros(()),
+            q.new_empty(0))
+
+
+def _flash_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, logsumexp: Any, cum_seq_q: Any,
+                    cum_seq_k: Any, max_q: Any, max_k: Any, dropout_p: float, is_causal: bool,
+                    seed: Any, offset: Any, *, scale: float | None = None) -> Any:
+    if dropout_p:
+        return NotImplemented
+    return torch.ops.terrazzo.attention_gradients(grad, q, k, v, out, logsumexp, None, is_causal,
+                                                  scale)
+
+
+def _efficient(q: Any, k: Any, v: Any, bias: Any, compute_log_sumexp: bool,
+               dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None
+               ) -> Any:
+    if dropout_p:
+        return NotImplemented
+    y, sums = torch.ops.terrazzo.attention_forward(q, k, v, bias, is_causal, scale)
+    seed = q.new_zeros((), dtype=torch.long)
+    return y, sums, seed, seed.clone()
+
+
+def _efficient_backward(grad: Any, q: Any, k: Any, v: Any, bias: Any, out: Any, logsumexp: Any,
+                        seed: Any, offset: Any, dropout_p: float, wanted: Any,
+                        is_causal: bool = False, *, scale: float | None = None) -> Any:
+    if dropout_p:
+        return NotImplemented
+    found = torch.ops.terrazzo.attention_gradients(grad, q, k, v, out, logsumexp, bias, is_causal,
+                                                   scale)
+    if bias is None or not wanted[3]:
+        return *found, None
+    # By the bias: that by the scores, of which it is a part.
+    scores = q.float() @ k.float().mT * (scale if scale is not None else q.shape[-1] ** -0.5)
+    weights = (scores + bias - logsumexp[..., None]).exp()
+    if is_causal:
+        weights = weights.tril()
+    delta = (grad.float() * out.float()).sum(-1, keepdim=True)
+    by_scores = weights * (grad.float() @ v.float().mT - delta)
+    return *found, by_scores.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def _cudnn(q: Any, k: Any, v: Any, bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
+           is_causal: bool = False, return_debug_mask: bool = False, *,
+           scale: float | None = None) -> Any:
+    if dropout_p or return_debug_mask:
+        return NotImplemented
+    y, sums = torch.ops.terrazzo.attention_forward(q, k, v, bias, is_causal, scale)
+    seed = q.new_zeros((), dtype=torch.long)
+    return y, sums, None, None, q.shape[2], k.shape[2], seed, seed.clone(), None
+
+
+def _cudnn_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, logsumexp: Any, seed: Any,
+                    offset: Any, bias: Any, cum_seq_q: Any, cum_seq_k: Any, max_q: Any,
+                    max_k: Any, dropout_p: float, is_causal: bool, *, scale: float | None = None
+                    ) -> Any:
+    if dropout_p:
+        return NotImplemented
+    return torch.ops.terrazzo.attention_gradients(grad, q, k, v, out, logsumexp, bias, is_causal,
+                                                  scale)
+
+
 _OWN: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.native_dropout.default: _dropout,
+    aten._scaled_dot_product_flash_attention.default: _flash,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: _efficient,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._scaled_dot_product_cudnn_attention.default: _cudnn,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
 }

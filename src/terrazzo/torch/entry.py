@@ -158,14 +158,17 @@ def rows(symbols: Sequence[str], numbers: Mapping[str, int], device: torch.devic
 
 def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
           sizes: Sequence[int], threads: int, device: torch.device = HOST,
-          over: Sequence[int | None] = ()) -> Callable[..., Sequence[Any]]:
+          over: Sequence[int | None] = (), records: bool = False) -> Callable[..., Sequence[Any]]:
     """A function from tensors to the list of results, for one layout and the values of sizes.
 
-    `over` are the arguments whose memory results are written to.
+    `over` are the arguments whose memory results are written to; `records` has the chip repeat what
+    it recorded of earlier calls, if it can.
     """
     code = getattr(executable, "code", None)  # none where the host takes part
-    slow = _there(device, _by_running(executable, made, sources, threads, over))
-    if code is None or (code.call_slots is None and code.call_pointers is None):
+    runner = executable.chip.recorded(executable) if records and code is not None else executable
+    slow = _there(device, _by_running(runner, made, sources, threads, over))
+    if runner is not executable or code is None or (
+            code.call_slots is None and code.call_pointers is None):
         return slow
     scope: dict[str, Any] = {"native": code.call_pointers, "on_slots": code.call_slots,
                              "array": array, "executable": executable,

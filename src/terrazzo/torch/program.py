@@ -225,7 +225,7 @@ class _Writer:
                       frozenset(symbols & self.placement.unbacked),
                       {} if symbols else self.replaced(inside, outputs, given))
         try:
-            made = Segment(piece, self.options.threads,
+            made = Segment(piece, self.options,
                            {n: t for n, t in self.frozen.items() if n in inputs})
         except (TerrazzoError, *FORMS) as error:
             raise _Refused([n for n in order if n.target is not operator.getitem], error) from error

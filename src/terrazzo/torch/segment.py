@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch._prims_common import is_contiguous_or_false
 from torch.fx import GraphModule, Node
 
 from terrazzo.compiler.driver import compile_graph
@@ -28,6 +29,7 @@ from terrazzo.ops.shape import permute_dims
 from terrazzo.torch.convert import Conversion, constant_value, converted, fresh
 from terrazzo.torch.devices import HOST, current, device_of
 from terrazzo.torch.entry import Result, Source, entry, rows
+from terrazzo.torch.options import BackendOptions
 from terrazzo.torch.symbols import Names, index_of, symbols_in, variable
 from terrazzo.torch.unify import for_all_sizes
 
@@ -146,8 +148,8 @@ def order_of(fake: Any) -> tuple[int, ...] | None:
 
 
 def is_dense(fake: Any) -> bool:
-    """Whether a tensor fills its memory, in some order of axes."""
-    return bool(fake.is_contiguous()) or order_of(fake) is not None
+    """Whether a tensor is known to fill its memory, in some order of axes."""
+    return is_contiguous_or_false(fake) or order_of(fake) is not None
 
 
 def _hint(n: Any) -> int:
@@ -171,8 +173,10 @@ class Variant:
 class Segment:
     """A piece with what was compiled for it. Call it with tensors and the values of symbols."""
 
-    def __init__(self, piece: Piece, threads: int = 0, frozen: Mapping[Node, Any] | None = None):
-        self.piece, self.threads, self.frozen = piece, threads, dict(frozen or {})
+    def __init__(self, piece: Piece, options: BackendOptions,
+                 frozen: Mapping[Node, Any] | None = None):
+        self.piece, self.options, self.frozen = piece, options, dict(frozen or {})
+        self.threads = options.threads
         self.lock = threading.RLock()
         self.variants: list[Variant] = []
         self.runs: dict[tuple[int, ...], Run] = {}
@@ -194,7 +198,8 @@ class Segment:
                     variant.executable, results(self.piece, numbers),
                     [*self.sources(variant), *rows(variant.extra, numbers, self.device)],
                     [numbers[d.name] for d in dims], self.threads, self.device,
-                    self.arguments_over(variant))
+                    self.arguments_over(variant),
+                    self.options.cuda_graphs and not self.piece.symbols)
             return self.runs[sizes]
 
     @property
@@ -261,6 +266,8 @@ class Segment:
         settings = knobs.now
         if self.threads and settings.threads != self.threads:
             settings = replace(settings, threads=self.threads)
+        if self.options.tune and not settings.tune:
+            settings = replace(settings, tune=True)
         if self.device != HOST:
             settings = replace(settings, chip=self.device.type)
         over = tuple(given.index(self.piece.over[n]) if n in self.piece.over else None

@@ -1,12 +1,15 @@
-"""Attention as torch keeps it whole on the CPU, and its gradient."""
+"""Attention as torch keeps it whole, and its gradient (`ours.py` says how they are called)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from terrazzo.graph.autodiff import gradients
 from terrazzo.graph.ir import Value
-from terrazzo.ops.attention import scaled_dot_product_attention
+from terrazzo.ops.attention import (
+    attention_gradients,
+    attention_with_logsumexp,
+    scaled_dot_product_attention,
+)
 from terrazzo.torch.aten.registry import aten, converts, unsupported
 
 
@@ -27,8 +30,20 @@ def flash_attention(q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: b
 @converts("terrazzo.attention_backward.default")
 def attention_backward(grad: Any, q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any
                        ) -> Any:
-    y = _attend(q, k, v, 0.0, is_causal, mask, scale)
-    return tuple(gradients([y], [grad], [q, k, v]))
+    y, sums = attention_with_logsumexp(q, k, v, mask, causal=is_causal, scale=scale)
+    # Of each apart, where one tensor is two of them.
+    return attention_gradients(grad, q, k, v, y, sums, mask, causal=is_causal, scale=scale)
+
+
+@converts("terrazzo.attention_forward.default")
+def attention_forward(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any) -> Any:
+    return attention_with_logsumexp(q, k, v, mask, causal=is_causal, scale=scale)
+
+
+@converts("terrazzo.attention_gradients.default")
+def gradients_of_attention(grad: Any, q: Any, k: Any, v: Any, out: Any, logsumexp: Any, mask: Any,
+                           is_causal: bool, scale: Any) -> Any:
+    return attention_gradients(grad, q, k, v, out, logsumexp, mask, causal=is_causal, scale=scale)
 
 
 @aten("scaled_dot_product_attention")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from terrazzo.index.guards import ask
 from terrazzo.ops import contract, reduce
 from terrazzo.ops.shape import expand_dims
 from terrazzo.torch.aten.registry import aten, unsupported
@@ -56,3 +57,23 @@ def trilinear(x: Any, y: Any, z: Any, expand1: Sequence[int], expand2: Sequence[
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     _check_types(x, weight)
     return contract.linear(x, weight, bias)
+
+
+# ---------------------------------------------------------------- 8-bit floats
+def _is_one(scale: Any, *axes: int) -> bool:
+    return all(ask("==", scale.shape[a], 1) for a in axes)
+
+
+@aten("_scaled_mm")
+def scaled_mm(x: Any, y: Any, scale_a: Any, scale_b: Any, bias: Any = None,
+              scale_result: Any = None, out_dtype: Any = None, use_fast_accum: bool = False) -> Any:
+    if x.dtype not in contract.FLOAT8 or y.dtype not in contract.FLOAT8:
+        unsupported(f"a scaled product of {x.dtype.name} and {y.dtype.name}")
+    if scale_result is not None:
+        unsupported("a scale of the result")
+    for scale, along_k in ((scale_a, 1), (scale_b, 0)):
+        if not _is_one(scale, *range(scale.ndim)) and not (
+                scale.ndim == 2 and _is_one(scale, along_k)):
+            unsupported("scales of blocks of an operand")
+    product = contract.float8_matmul(x, y) * scale_a * scale_b
+    return product if bias is None else product + bias
