@@ -27,8 +27,8 @@ EXPORTING := $(VENV)/.installed-with-exporter
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help test test-slow test-gpu triton-suite triton-libraries torch-operators \
-	inductor-suite openreg-suite device-operators lint demo bench bench-compile bench-models bench-wild \
-	sklearn-zoo ulp verify fuzz fuzz-models docs clean
+	inductor-suite openreg-suite device-operators lint demo bench bench-compile bench-gpu \
+	bench-models bench-wild sklearn-zoo ulp verify fuzz fuzz-models docs clean
 
 help: ## list what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' \
@@ -133,6 +133,10 @@ bench: $(TESTABLE) ## time the operators against numpy and PyTorch
 
 bench-compile: $(TESTABLE) ## time compiling, and how it grows with a program's length
 	@$(BIN)/python benchmarks/compile_time.py
+
+# For example: make bench-gpu BENCH_ARGS="--seconds 300"; given again, it goes on where it ended.
+bench-gpu: $(EXPORTING) ## check and time an NVIDIA GPU against PyTorch: kernels, operators, models
+	@$(BIN)/python benchmarks/gpu_all.py $(BENCH_ARGS)
 
 bench-models: $(EXPORTING) ## time five ONNX models against onnxruntime and OpenVINO
 	@$(BIN)/python benchmarks/models.py $(BENCH_ARGS)

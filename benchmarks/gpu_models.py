@@ -1,161 +1,216 @@
-"""Models on a GPU by `terrazzo.ort`, beside torch's eager mode, and what calls take of the host.
+"""Half-precision models on an NVIDIA GPU, beside torch.compile.
 
-    python benchmarks/gpu_models.py [--seconds 150] [--compiled] [model ...]
+    python benchmarks/gpu_models.py [--seconds 540] [--kept models.jsonl] [bert_base ...]
+    python benchmarks/gpu_models.py --ways ours,default            # without max-autotune
+    python benchmarks/gpu_models.py --simulate                     # small models, on the CPU
 
-Models are those of examples/onnx_models.py (bert: BERT-base with 128 tokens, resnet: ResNet-50) and
-of zoo.py by its names. Times are the best of several runs: `run` from and to numpy, `tensors` from
-and to torch's on the GPU, each by launches and by CUDA graphs (`graph`), `bound` with inputs and
-outputs bound there. `host` is what a call takes until it returns, without waiting for the GPU.
+Models are those of zoo.py by its names, with random weights, in float16 and bfloat16, at batch 1
+and 32. Each is run by `torch.compile(backend="terrazzo")` and by `terrazzo.ort` (exported to ONNX,
+tensors of torch's in and out), by launches and by CUDA graphs, by torch's eager mode, by
+`torch.compile` and by its `mode="max-autotune"`, which takes minutes to compile. Times are the
+least of several runs of 20 calls in a row, in us, and of the host alone in brackets. Ours by
+launches is compared with `torch.compile`, ours by CUDA graphs with `max-autotune`, which uses them
+too and comes last. Results are compared with float64's: an error may be twice that of torch's own
+half precision, or a few roundings of the type.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import copy
+import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "examples")]
+sys.path[:0] = [str(Path(__file__).parent)]
 
-import onnx_models  # noqa: E402
 import zoo  # noqa: E402
+from gpu_machine import Machine  # noqa: E402
+from gpu_report import Figure, Measured, Report, options, say  # noqa: E402
 
-import terrazzo as tz  # noqa: E402
 import terrazzo.ort as ort  # noqa: E402
 
-OWN = {"bert": (onnx_models.bert, "bert_base"), "resnet": (onnx_models.resnet, "resnet50")}
 GPU = "CUDAExecutionProvider"
+MODELS = ("bert_base", "gpt2", "vit_base", "resnet50")
+WAYS = ("ours", "ort", "eager", "default", "max-autotune")
+LEAST_ERROR = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# What makes a model small enough for the CPU to stand in: two layers of it.
+_TWO_LAYERS = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+               "intermediate_size": 128}
+_SMALL_IMAGE: Callable[[], dict[str, Any]] = lambda: {  # noqa: E731
+    "pixel_values": torch.randn(1, 3, 32, 32)}
+SMALL: dict[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
+    "bert_base": ({**_TWO_LAYERS, "vocab_size": 100}, lambda: zoo._tokens(100, 16, True)),
+    "gpt2": ({"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "bos_token_id": 0,
+              "eos_token_id": 0}, lambda: zoo._tokens(100, 16, False)),
+    "vit_base": ({**_TWO_LAYERS, "image_size": 32, "patch_size": 8, "num_labels": 10},
+                 _SMALL_IMAGE),
+    "resnet50": ({"depths": [1, 1], "hidden_sizes": [64, 128], "embedding_size": 16,
+                  "num_labels": 10}, _SMALL_IMAGE),
+}
 
 
-def best(call: Callable[[], Any], rounds: int = 7, each: int = 20) -> tuple[float, float]:
-    """Microseconds of a call with all that it queued, and until it returns."""
-    whole = host = math.inf
-    for _ in range(3):
-        call()
-    for _ in range(rounds):
-        torch.cuda.synchronize()
+@dataclass(frozen=True)
+class Cell:
+    """A model in one precision and batch."""
+
+    name: str
+    kind: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.kind} batch {self.batch}"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A model in one precision, what it is given, and what it should answer."""
+
+    name: str
+    module: Any
+    inputs: dict[str, Any]
+    want: Any
+    error: float  # that torch's own has, at least
+
+    @staticmethod
+    @lru_cache(maxsize=1)  # the ways of one come one after the other
+    def of(cell: Cell, machine: Machine) -> Case:
+        """The case of a cell: weights and inputs are the same in every precision."""
+        name, kind, batch = cell.name, getattr(torch, cell.kind), cell.batch
+        module, one = zoo.build(name)
+        inputs = {n: t.repeat(batch, *[1] * (t.ndim - 1)) if not t.is_floating_point() else
+                  torch.randn(batch, *t.shape[1:]) for n, t in one.items()}
+        inputs = {n: t.to(machine.device) for n, t in inputs.items()}
+        few = [t[:2] for t in inputs.values()]
+        half = copy.deepcopy(module).to(machine.device, kind)
+        module = module.to(machine.device, torch.float64)
+        with torch.inference_mode():
+            want = module(*(_in_type(t, torch.float64) for t in few)).cpu()
+            apart = _error(half(*(_in_type(t, kind) for t in few)), want)
+        return Case(name, half, {n: _in_type(t, kind) for n, t in inputs.items()}, want,
+                    max(2 * apart, LEAST_ERROR[kind]))
+
+    def check(self, got: Any) -> None:
+        """An error if results are further off than they may be."""
+        found = _error(got, self.want)
+        if not found <= self.error:
+            raise AssertionError(f"off by {found:.1e}, and {self.error:.1e} is allowed")
+
+
+def _in_type(tensor: Any, kind: torch.dtype) -> Any:
+    return tensor.to(kind) if tensor.is_floating_point() else tensor
+
+
+def _error(got: Any, want: Any) -> float:
+    """The largest difference of the first rows, as a part of the largest value."""
+    found = torch.as_tensor(got)[:len(want)].double().cpu()
+    return float((found - want).abs().max() / want.abs().max())
+
+
+# ---------------------------------------------------------------- ways to run a model
+def runs_of(case: Case, way: str, machine: Machine, folder: Path) -> dict[str, Callable[[], Any]]:
+    """The calls that a way of running a model is timed by: by launches, and by CUDA graphs."""
+    given = list(case.inputs.values())
+    if way == "eager":
+        return {"eager": lambda: case.module(*given)}
+    if way == "ours":
+        plain, graphs = (torch.compile(case.module, backend="terrazzo", dynamic=False,
+                                       options={"cuda_graphs": yes}) for yes in (False, True))
+        return {"launches": lambda: plain(*given), "graph": lambda: graphs(*given)}
+    if way == "ort":
+        path = exported(case, folder)
+        sessions = [ort.InferenceSession(str(path), providers=[(GPU, told),
+                                                               "CPUExecutionProvider"])
+                    for told in ({}, {"enable_cuda_graph": "1"})]
+        return {word: lambda s=s: s.run(None, case.inputs)[0]
+                for word, s in zip(("launches", "graph"), sessions, strict=True)}
+    told = {} if way == "default" else {"mode": "max-autotune"}
+    compiled = machine.compiled(case.module, **told)
+    return {way: lambda: compiled(*given)}
+
+
+def exported(case: Case, folder: Path) -> Path:
+    """The model as a file, in its precision."""
+    path = folder / f"{case.name}.onnx"
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses packages of others
+    module = copy.deepcopy(case.module).cpu()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, tuple(t.cpu() for t in case.inputs.values()), path, dynamo=True,
+                          opset_version=zoo.OPSET, external_data=False, verbose=False,
+                          input_names=list(case.inputs), output_names=["out_0"])
+    return path
+
+
+def timed(cell: Cell, way: str, machine: Machine) -> Measured:
+    """One model in one way: microseconds of a call, and of the host alone."""
+    case = Case.of(cell, machine)
+    torch._dynamo.reset()
+    lines, figures = [], []
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         start = time.perf_counter()
-        for _ in range(each):
-            call()
-        host = min(host, (time.perf_counter() - start) / each)
-        torch.cuda.synchronize()
-        whole = min(whole, (time.perf_counter() - start) / each)
-    return whole * 1e6, host * 1e6
+        for word, run in runs_of(case, way, machine, Path(folder)).items():
+            case.check(run())
+            first = time.perf_counter() - start
+            whole, host = machine.back_to_back(run)
+            lines.append(f"{word} {whole:.0f} us (host {host:.0f}, first call {first:.1f} s)")
+            figures.append(Figure("d times, us", word, whole))
+            start = time.perf_counter()
+    return ", ".join(lines), figures
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
+def compared(cell: Cell, report: Report) -> Measured:
+    """How ours stands beside its peers, of what was measured."""
+    times = {f"{way} {f.what}": f.value for way in WAYS
+             for f in report.figures.get(f"{cell}, {way}", ())}
+    figures = []
+    for peer, ours, item in (("default", "launches", "d torch.compile"),
+                             ("max-autotune", "graph", "d max-autotune")):
+        mine, theirs = times.get(f"ours {ours}"), times.get(f"{peer} {peer}")
+        if mine is not None and theirs is not None:
+            figures.append(Figure(item, peer, theirs / mine, 1.0))
+    return "", figures
 
 
-def operators() -> None:
-    """What calls of small operators take of the host."""
-    x, y = (torch.randn(32, 32, device="cuda") for _ in range(2))
-    three = tz.jit(lambda x, y: tz.sum(tz.softmax(x @ y) @ y, axis=0))
-    for name, ours, theirs in (
-            ("gelu", lambda: tz.gelu(x), lambda: torch.nn.functional.gelu(x)),
-            ("add", lambda: tz.add(x, y), lambda: torch.add(x, y)),
-            ("softmax(x @ y) @ y, summed", lambda: three(x, y),
-             lambda: ((x @ y).softmax(-1) @ y).sum(0))):
-        mine, other = (best(f, each=200)[1] for f in (ours, theirs))
-        say(f"host, us a call: {name}: {mine:.2f}, torch {other:.2f}")
-    from terrazzo.compiler.driver import compile_graph
-    from terrazzo.graph.ir import TensorType
-    from terrazzo.graph.trace import trace
-
-    graph, _ = trace(lambda x: tz.gelu(x), [TensorType((32, 32), tz.float32)], name="one")
-    with tz.chip("cuda"):
-        call = compile_graph(graph).code.call_pointers
-    given = x.data_ptr(), y.data_ptr(), 0, 1
-    say(f"host, us: a launch from native code alone {best(lambda: call(*given), each=200)[1]:.2f}")
-
-
-def session_of(path: Path, **options: str) -> Any:
-    return ort.InferenceSession(str(path), providers=[(GPU, options), "CPUExecutionProvider"])
-
-
-def model(name: str, path: Path, compiled: bool) -> None:
-    """One model in every way."""
-    start = time.perf_counter()
-    plain = session_of(path)
-    cold = time.perf_counter() - start
-    start = time.perf_counter()
-    session_of(path)
-    warm = time.perf_counter() - start
-    whole = plain._session.whole
-    if whole is None:
-        say(f"{name}: not one executable")
-        return
-    say(f"{name}: {len(whole.executable.artifact.kernels)} kernels, compiled in {cold:.1f} s, "
-        f"loaded in {warm:.2f} s, on the CPU: {plain._session.elsewhere or 'none'}")
-    rng = np.random.default_rng(0)
-    feeds = {i.name: rng.integers(0, 2, i.shape) if "int" in i.type else
-             rng.standard_normal(i.shape).astype(np.float32) for i in plain.get_inputs()}
-    on_cpu = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (want, *_) = on_cpu.run(None, feeds)
-    tensors = {n: torch.from_numpy(a).cuda() for n, a in feeds.items()}
-    for word, session in (("launches", plain), ("graph", session_of(path, enable_cuda_graph="1"))):
-        (got, *_) = session.run(None, feeds)
-        apart = float(np.abs(got - want).max() / np.abs(want).max())
-        binding = bound(session, tensors)
-        ways = {"run": lambda s=session: s.run(None, feeds),
-                "tensors": lambda s=session: s.run(None, tensors),
-                "bound": lambda s=session, b=binding: s.run_with_iobinding(b)}
-        times = {way: best(call) for way, call in ways.items()}
-        say(f"{name}, {word}: " + ", ".join(
-            f"{way} {a:.0f} us (host {b:.0f})" for way, (a, b) in times.items())
-            + f"; apart from the CPU by {apart:.1e}")
-    known = OWN.get(name, (None, name))[1]
-    module, inputs = zoo.build(known)
-    module, given = module.cuda(), [t.cuda() for t in inputs.values()]
-    with torch.inference_mode():
-        a, b = best(lambda: module(*given))
-        say(f"{name}, torch eager ({known}): {a:.0f} us (host {b:.0f})")
-        if compiled:
-            fast = torch.compile(module)
-            a, b = best(lambda: fast(*given))
-            say(f"{name}, torch.compile: {a:.0f} us (host {b:.0f})")
-
-
-def bound(session: Any, tensors: dict[str, Any]) -> Any:
-    binding = session.io_binding()
-    for name, tensor in tensors.items():
-        binding.bind_ortvalue_input(name, ort.OrtValue.from_dlpack(tensor))
-    outputs = session.run(None, tensors)
-    for output, value in zip(session.get_outputs(), outputs, strict=True):
-        binding.bind_ortvalue_output(output.name, ort.OrtValue.from_dlpack(value))
-    return binding
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=150)
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("models", nargs="*", default=["bert", "gpt2", "resnet", "vit_base"])
-    told = parser.parse_args()
-    end = time.perf_counter() + told.seconds
-    operators()
-    with tempfile.TemporaryDirectory() as folder:
-        for name in told.models:
-            if time.perf_counter() > end:
-                say(f"{name}: no time left")
-                continue
-            path = Path(folder) / f"{name}.onnx"
-            if name in OWN:
-                path.write_bytes(OWN[name][0]().SerializeToString())
-            else:
-                zoo.export(name, Path(folder))
-            try:
-                model(name, path, told.compiled)
-            except Exception as error:
-                say(f"{name}: {type(error).__name__}: {error}")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line for each way, a row for each model, and how targets stand."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    options(parser)
+    parser.add_argument("--ways", default=",".join(WAYS), help="with commas")
+    parser.add_argument("--kinds", default="float16,bfloat16")
+    parser.add_argument("--batches", default="1,32")
+    parser.add_argument("models", nargs="*", default=MODELS)
+    told = parser.parse_args(arguments)
+    machine = Machine.started(told.simulate)
+    if told.simulate:
+        for name, (settings, inputs) in SMALL.items():
+            recipe = zoo.RECIPES[name]
+            zoo.RECIPES[name] = replace(recipe, settings={**recipe.settings, **settings},
+                                        inputs=inputs)
+    say(str(machine))
+    report = Report(told.seconds, told.kept, told.only)
+    cells = [Cell(name, kind, int(batch)) for name in told.models for kind in told.kinds.split(",")
+             for batch in told.batches.split(",")]
+    ways = told.ways.split(",")
+    quick = [w for w in WAYS if w in ways and w != "max-autotune"]
+    for some in (quick, [w for w in ways if w == "max-autotune"]):
+        for cell in cells:
+            for way in some:
+                report.measure(f"{cell}, {way}", lambda: timed(cell, way, machine))  # noqa: B023
+    for cell in cells:
+        report.derive(f"{cell}", lambda: compared(cell, report))  # noqa: B023
+    report.mean("d torch.compile", "default", 1.2)
+    return report.conclude()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """PyTorch's own operator samples through `torch.compile(backend="terrazzo")`, beside eager.
 
     python benchmarks/torch_operators.py [--only REGEX] [--dtype bfloat16] [--samples 6] [--write]
+    python benchmarks/torch_operators.py --place cuda --samples 2 --seconds 500 --kept a.jsonl
 
 Every operator of torch.testing's op_db is compiled with fullgraph=True for its own samples, forward
 and (float types) backward. A sample is right if it is within torch's own tolerance of eager, or its
@@ -10,6 +11,11 @@ run with torch's own operators either (`aot_eager`) are told apart, and an opera
 others is not ours. `--samples 0` takes all of them; else that many, spread evenly. `--write` writes
 docs/torch-operators.md.
 
+`--place cuda` runs ours on a GPU, `--place simulated` its kernels on the CPU, and torch's on the
+CPU as ever; where that draws other random numbers, torch's own on the GPU counts too. After
+`--seconds` no other operator is begun, and those left are named: with the same `--kept` file the
+next run goes on with them. Away from the CPU the process answers with 1 if something is wrong.
+
 Left out: sparse and quantised operators, factorisations of linear algebra, operators without
 samples of the type, and those whose results are memory that nobody has written (`empty`).
 """
@@ -18,10 +24,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
 import tempfile
+import time
+import unittest
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,9 +39,12 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 
+from closeness import distance, is_close, is_right, parts
 from in_pieces import Outcome, limited, outcomes, said
+from places import CPU, NAMES, Place
 
 PAGE = Path(__file__).parent.parent / "docs" / "torch-operators.md"
 TOGETHER = 12  # parts in one process
@@ -50,6 +62,7 @@ SPARSE = re.compile(r"sparse|to_sparse|_jagged|nested|quantiz")
 # ---------------------------------------------------------------- one operator
 def operators(dtype: Any) -> dict[str, Any]:
     """Those that are counted, by name."""
+    _without_expecttest()
     from torch.testing._internal import common_methods_invocations as torchs
 
     # Samples of random operators seed torch inside of what is compiled, which dynamo refuses for
@@ -63,6 +76,16 @@ def operators(dtype: Any) -> dict[str, Any]:
                 or SPARSE.search(op.name)):
             found[name] = op
     return found
+
+
+def _without_expecttest() -> None:
+    """torch's tests are built on a package that its samples do not need."""
+    try:
+        import expecttest  # noqa: F401
+    except ImportError:
+        made: Any = ModuleType("expecttest")
+        made.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = made
 
 
 def chosen(samples: list[Any], count: int) -> list[Any]:
@@ -86,20 +109,21 @@ def gradients(results: list[Any], given: list[Any], by_value: bool) -> list[Any]
     if not smooth or not given:
         return []
     weights = [r.detach().sigmoid() + 0.5 if by_value else
-               torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype)
-               for r in smooth]
+               torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape).to(
+                   r.device, r.dtype) for r in smooth]
     return [g for g in torch.autograd.grad(smooth, given, weights, allow_unused=True)
             if g is not None]
 
 
-def run(function: Any, sample: Any, backward: bool, dtype: Any) -> tuple[list[Any], list[Any]]:
-    """Results and gradients for a fresh copy of a sample, in a type."""
+def run(function: Any, sample: Any, backward: bool, dtype: Any, place: Place = CPU
+        ) -> tuple[list[Any], list[Any]]:
+    """Results and gradients for a fresh copy of a sample, in a type, at a place."""
     import torch
 
     def fresh(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
-            return value
-        made = value.detach().clone()
+            return place.given(value)
+        made = place.given(value.detach().clone())
         if made.is_floating_point():
             made = made.to(dtype) if value.dtype is sample.kind else made
             made.requires_grad_(backward and value.requires_grad)
@@ -112,7 +136,7 @@ def run(function: Any, sample: Any, backward: bool, dtype: Any) -> tuple[list[An
     found = gradients(results, given, sample.any_order) if backward else []
     if sample.any_order:
         results = _without_order(results, args, kwargs, sample.axis_at)
-    return results, found
+    return place.back(results), place.back(found)
 
 
 class Sample:
@@ -150,48 +174,8 @@ def _without_order(results: list[Any], args: Any, kwargs: Any, at: int) -> list[
     return [*results[:-1], x.gather(dim, places), places.sort(dim).values.diff(dim=dim) > 0]
 
 
-def is_right(found: list[Any], eager: list[Any], exactly: Callable[[], list[Any] | None]) -> str:
-    """Why results are wrong; nothing if they are right."""
-    import torch
-
-    exact = None
-
-    if len(found) != len(eager):
-        return f"{len(found)} tensors where eager has {len(eager)}"
-    for i, (ours, theirs) in enumerate(zip(found, eager)):
-        try:
-            torch.testing.assert_close(ours, theirs, equal_nan=True)
-        except AssertionError as error:
-            exact = exactly() if exact is None else exact
-            if (exact is None or len(exact) != len(found) or ours.shape != theirs.shape
-                    or ours.dtype is not theirs.dtype
-                    or not (ours.is_floating_point() or ours.is_complex())):
-                return said(error)
-            true = _parts(exact[i]).double()
-            if not _distance(_parts(ours), true) <= 2 * _distance(_parts(theirs), true) + 1e-12:
-                return said(error)
-    return ""
-
-
-def _is_close(ours: Any, theirs: Any) -> bool:
-    import torch
-
-    try:
-        torch.testing.assert_close(ours, theirs, equal_nan=True)
-    except AssertionError:
-        return False
-    return True
-
-
-def _parts(x: Any) -> Any:
-    """Complex numbers as pairs of real ones."""
-    import torch
-
-    return torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x
-
-
 def errs_like_eager(compiled: Any, function: Any, sample: Sample, backward: bool, dtype: Any,
-                    part: int) -> bool:
+                    part: int, place: Place = CPU) -> bool:
     """Whether errors against float64 are no larger than twice eager's, over draws near a sample.
 
     torch's tolerance is of each element. One that is a small difference of large terms has the
@@ -204,27 +188,17 @@ def errs_like_eager(compiled: Any, function: Any, sample: Sample, backward: bool
     ratios: list[list[float]] = []
     for draw in range(DRAWS):
         near = sample.near(draw)
-        ours, theirs, exact = (run(f, near, backward, kind)[part] for f, kind in (
-            (compiled, dtype), (function, dtype), (function, torch.float64)))
-        errors = [[_distance(_parts(v), _parts(e).double()) for v, e in zip(found, exact)]
+        ours, theirs, exact = (run(f, near, backward, kind, at)[part] for f, kind, at in (
+            (compiled, dtype, place), (function, dtype, CPU), (function, torch.float64, CPU)))
+        errors = [[distance(parts(v), parts(e).double()) for v, e in zip(found, exact)]
                   for found in (ours, theirs)]
-        ratios.append([0.0 if _is_close(x, y) else a / max(b, 1e-12)
+        ratios.append([0.0 if is_close(x, y) else a / max(b, 1e-12)
                        for x, y, a, b in zip(ours, theirs, *errors, strict=True)])
     return all(median(each) <= 2 and max(each) <= 16 for each in zip(*ratios, strict=True))
 
 
-def _distance(found: Any, true: Any) -> float:
-    """The largest error where the true result is a number; infinite where nans differ."""
-    import torch
-
-    found = found.detach().double()
-    whole = torch.isfinite(true)
-    if not torch.equal(torch.isnan(found), torch.isnan(true)):
-        return float("inf")
-    return float((found - true).abs()[whole].max()) if whole.any() else 0.0
-
-
-def measure(name: str, op: Any, dtype: Any, count: int, part: slice = slice(None)) -> Outcome:
+def measure(name: str, op: Any, dtype: Any, count: int, part: slice = slice(None),
+            place: Place = CPU) -> Outcome:
     """Every chosen sample of an operator, or a part of them, compiled and in eager."""
     row = {"name": name, **empty_row()}
     for sample in chosen(samples_of(op, dtype), count)[part]:
@@ -236,7 +210,7 @@ def measure(name: str, op: Any, dtype: Any, count: int, part: slice = slice(None
         row["samples"] += 1
         row["backward"] += bool(eager[1])
         try:
-            why = compared(op.get_op(), sample, backward, dtype, eager, row["torch"])
+            why = compared(op.get_op(), sample, backward, dtype, eager, row["torch"], place)
         except Uncaptured as refused:
             row["uncaptured"].append(said(refused.error))
             continue
@@ -264,7 +238,7 @@ def samples_of(op: Any, dtype: Any) -> list[Sample]:
 
 
 def compared(function: Any, sample: Sample, backward: bool, dtype: Any, eager: Any,
-             in_torch: list[str]) -> str:
+             in_torch: list[str], place: Place = CPU) -> str:
     """How a compiled call differs from eager; what torch ran in between is added to a list."""
     import torch
 
@@ -274,16 +248,17 @@ def compared(function: Any, sample: Sample, backward: bool, dtype: Any, eager: A
     with watched(in_torch):
         try:
             compiled = torch.compile(partial(_call, function), backend=terrazzo, fullgraph=True)
-            found = run(compiled, sample, backward, dtype)
+            found = run(compiled, sample, backward, dtype, place)
         except Exception as error:
-            if fails_in_torch(function, sample, backward, dtype):
+            if fails_in_torch(function, sample, backward, dtype, place):
                 raise Uncaptured(error) from error
             return said(error)
     for part, what in enumerate(("", "gradients: ")):
         exact = partial(exactly, function, sample, backward, part)
         why = is_right(found[part], eager[part], exact)
         if why and not _is_chance(found[part], eager[part], partial(
-                errs_like_eager, compiled, function, sample, backward, dtype, part)):
+                errs_like_eager, compiled, function, sample, backward, dtype, part, place)) and (
+                not _is_torchs_there(found[part], function, sample, backward, dtype, part, place)):
             return what + why
     return ""
 
@@ -300,14 +275,23 @@ def _is_chance(found: list[Any], eager: list[Any], further: Callable[[], bool]) 
         return False
 
 
-def fails_in_torch(function: Any, sample: Sample, backward: bool, dtype: Any) -> bool:
+def _is_torchs_there(found: list[Any], function: Any, sample: Sample, backward: bool, dtype: Any,
+                     part: int, place: Place) -> bool:
+    """Whether results are those of torch on the same device, which draws its own numbers."""
+    if place.device == "cpu":
+        return False
+    return not is_right(found, run(function, sample, backward, dtype, place)[part], lambda: None)
+
+
+def fails_in_torch(function: Any, sample: Sample, backward: bool, dtype: Any, place: Place = CPU
+                   ) -> bool:
     """Whether torch.compile refuses a sample for the backend that runs torch's own operators."""
     import torch
 
     torch._dynamo.reset()
     try:
         run(torch.compile(partial(_call, function), backend="aot_eager", fullgraph=True), sample,
-            backward, dtype)
+            backward, dtype, place)
     except Exception:
         return True
     return False
@@ -386,23 +370,41 @@ def units(known: dict[str, Any], dtype: Any, count: int) -> list[str]:
     return [unit for _, unit in sorted(found, key=lambda part: -part[0])]
 
 
-def measured(unit: str, known: dict[str, Any], dtype: Any, count: int) -> Outcome:
+def measured(unit: str, known: dict[str, Any], dtype: Any, count: int, place: Place) -> Outcome:
     name, _, part = unit.rpartition("@")
     try:
         with limited(LIMIT):
-            row = measure(name, known[name], dtype, count, slice(*map(int, part.split(":"))))
+            row = measure(name, known[name], dtype, count, slice(*map(int, part.split(":"))), place)
     except Exception as error:
         row = {"outcome": "failed", "why": said(error)}
     return {**row, "name": unit}
 
 
+def kept(file: Path | None) -> dict[str, Outcome]:
+    """What became of parts in earlier runs."""
+    if file is None or not file.exists():
+        return {}
+    return {row["name"]: row for row in map(json.loads, file.read_text().splitlines())}
+
+
 def all_of(known: dict[str, Any], dtype: Any, given: argparse.Namespace) -> dict[str, Outcome]:
     """What became of each operator, all its parts together."""
-    command = [sys.executable, __file__, "--dtype", given.dtype, "--samples", str(given.samples)]
+    command = [sys.executable, __file__, "--dtype", given.dtype, "--samples", str(given.samples),
+               "--place", given.place]
+    parts = units(known, dtype, given.samples)
+    before = kept(given.kept)
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TZ_CACHE_DIR": cache, "TZ_THREADS": "1"}  # processes are enough
-        found = outcomes(command, units(known, dtype, given.samples), given.jobs, TOGETHER,
-                         LIMIT * 4)
+        os.environ |= Place(given.place).environment
+        found = outcomes(command, [p for p in parts if p not in before], given.jobs, TOGETHER,
+                         LIMIT * 4, end=time.monotonic() + given.seconds)
+    if given.kept:
+        with given.kept.open("a") as file:
+            file.writelines(json.dumps(part) + "\n" for part in found.values() if "why" not in part)
+    found |= {part: before[part] for part in parts if part in before}
+    left = sorted({unit.rpartition("@")[0] for unit in parts if unit not in found})
+    if left:
+        print(f"no time was left for all of {len(left)} operators: {' '.join(left)}")
     rows: dict[str, Outcome] = {n: {"name": n, **empty_row()} for n in known}
     for unit, part in found.items():
         row = rows[unit.rpartition("@")[0]]
@@ -413,13 +415,16 @@ def all_of(known: dict[str, Any], dtype: Any, given: argparse.Namespace) -> dict
     return rows
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a regular expression over names")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--samples", type=int, default=6)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--place", default="cpu", choices=NAMES)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--kept", type=Path, help="a file of what was found: it is not run again")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--names", nargs="*", help=argparse.SUPPRESS)
@@ -437,20 +442,24 @@ def main() -> None:
         torch.set_num_threads(1)
         with open(given.out, "w") as out:
             for unit in given.names:
-                print(json.dumps(measured(unit, known, dtype, given.samples)), file=out, flush=True)
-        return
+                print(json.dumps(measured(unit, known, dtype, given.samples, Place(given.place))),
+                      file=out, flush=True)
+        return 0
     wanted = {n: op for n, op in known.items() if re.search(given.only, n)}
     rows = all_of(wanted, dtype, given)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1))
     text = "\n".join(table(rows))
-    print(text)
+    print(text if given.place == "cpu" else "\n".join(
+        line for line in text.splitlines() if line[:1] != "|" or "| wrong |" in line))
     if given.write:
         page = PAGE.read_text()
         mark = f"<!-- {given.dtype}: begin -->", f"<!-- {given.dtype}: end -->"
         before, after = page.split(mark[0])[0], page.split(mark[1])[1]
         PAGE.write_text(f"{before}{mark[0]}\n{text}\n{mark[1]}{after}")
+    nothing = not any(row["samples"] for row in rows.values())
+    return int(given.place != "cpu" and (nothing or "wrong" in map(status, rows.values())))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
