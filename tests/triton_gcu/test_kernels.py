@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import importlib
 import warnings
 
 import numpy as np
@@ -19,6 +21,7 @@ from terrazzo.errors import WrongDevice  # noqa: E402
 from terrazzo.triton_gcu import compiler  # noqa: E402
 from terrazzo.triton_gcu.chip import description, runtime  # noqa: E402
 from terrazzo.triton_gcu.driver import stream_cycles  # noqa: E402
+from terrazzo.triton_gcu.launch import LoadedKernel  # noqa: E402
 
 pytestmark = pytest.mark.triton
 
@@ -192,6 +195,21 @@ def test_the_library_launches_what_triton_compiled() -> None:
     check(launch(function, 48, 1, 1, words, 4, None))
     assert np.array_equal(out.numpy()[:48 * 64], (x.values + y.values)[:48 * 64])
     assert not out.numpy()[48 * 64:].any()
+
+
+@pytest.mark.parametrize("active", ["cpu", "gcu"])
+def test_code_goes_away_with_its_last_reference_whichever_driver_is_active(active: str) -> None:
+    """Triton unloads by the driver that is active when it collects, not by that which loaded."""
+    x, out = normal(64), zeros(64)
+    image = add[(1,)](x, x, out, 64, BLOCK=64).asm["gcuimg"]
+    utils = importlib.import_module(f"terrazzo.triton_{active}.driver")._Utils()
+    kernel = LoadedKernel.load(image, "add")
+    module = kernel.module
+    utils.unload_module(kernel)
+    del kernel
+    gc.collect()
+    code = runtime().gcuModuleUnload(module)
+    assert ERRORS[code] == "gcuErrorInvalidHandle"
 
 
 def test_texts_of_all_stages() -> None:

@@ -92,7 +92,9 @@ def test_views_and_empty_tensors() -> None:
 def test_launches_go_to_the_current_stream_and_device() -> None:
     x, out = normal(64), torch.zeros(64, device="gcu")
     begin, end = (torch.gcu.Event(enable_timing=True) for _ in range(2))
-    with torch.gcu.stream(torch.gcu.Stream()):
+    stream = torch.gcu.Stream()
+    stream.wait_stream(torch.gcu.current_stream())  # zeros come first
+    with torch.gcu.stream(stream):
         begin.record()
         add[(1,)](x, x, out, 64, BLOCK=64)
         end.record()

@@ -101,8 +101,8 @@ class _Utils:
         kernel = LoadedKernel.load(code, name)
         return kernel, kernel, 1, 0, description().warps
 
-    def unload_module(self, module: LoadedKernel) -> None:
-        module.unload()
+    def unload_module(self, module: Any) -> None:
+        """Code goes away with its last reference."""
 
 
 def _launcher(src: Any, metadata: Any) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,11 @@ INVALID_POINTER = ERRORS.index("gcuErrorInvalidPointer")
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel of an image that the library has loaded: its handles."""
+    """A kernel of an image that the library has loaded: its handles.
+
+    It goes away with its last reference: Triton unloads by whichever driver is active then, which
+    may be that of another chip. Launches that are under way still end.
+    """
 
     module: int
     function: int
@@ -36,11 +41,9 @@ class LoadedKernel:
         check(library.gcuModuleLoadData(ctypes.byref(module), image, len(image)))
         check(library.gcuModuleGetFunction(ctypes.byref(function), module, name.encode()))
         assert module.value is not None and function.value is not None
-        return LoadedKernel(module.value, function.value)
-
-    def unload(self) -> None:
-        """Let go of it: launches that are under way still end."""
-        check(runtime().gcuModuleUnload(self.module))
+        kernel = LoadedKernel(module.value, function.value)
+        weakref.finalize(kernel, library.gcuModuleUnload, kernel.module).atexit = False
+        return kernel
 
 
 class GCULauncher(Launcher):
