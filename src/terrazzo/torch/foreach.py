@@ -44,6 +44,16 @@ _OTHERWISE: Mapping[str, Callable[..., Any]] = {
     "minimum": _bounded(aten.minimum, aten.clamp_max), "norm": _norm}
 
 
+def names() -> list[str]:
+    """What there is of `_foreach_...`, but for those that write into tensors.
+
+    Told by the dispatcher: what `dir(torch.ops.aten)` lists is what somebody has used before.
+    """
+    found = (n.removeprefix("aten::_foreach_").split(".")[0]
+             for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::_foreach_"))
+    return sorted({n for n in found if not n.endswith("_")})
+
+
 def foreach_rules(host_too: bool) -> dict[Any, Callable[..., Any]]:
     """Decompositions of all operators on lists.
 
@@ -51,11 +61,10 @@ def foreach_rules(host_too: bool) -> dict[Any, Callable[..., Any]]:
     a few calls, and a chip does not.
     """
     made: dict[Any, Callable[..., Any]] = {}
-    for name in dir(aten):
-        base = name.removeprefix("_foreach_")
-        if base == name or base.endswith("_") or base in _LEFT_OUT:
+    for base in names():
+        if base in _LEFT_OUT:
             continue
-        packet = getattr(aten, name)
+        packet = getattr(aten, f"_foreach_{base}")
         one = _OTHERWISE.get(base) or getattr(aten, base)
         for op in (getattr(packet, overload) for overload in packet.overloads()):
             arguments = op._schema.arguments
