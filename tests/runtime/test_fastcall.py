@@ -104,3 +104,35 @@ def test_torch_tensors(rng: np.random.Generator) -> None:
     for view in (x, x.t(), x[::2], x[:, 3:7]):
         result = negate(view)
         assert result.is_contiguous() and torch.equal(result, -view)
+
+
+@pytest.mark.torch
+def test_tensors_unlike_those_of_the_last_calls_are_told_apart() -> None:
+    """By layout, type, gradient, and by what torch says of them without its being in memory."""
+    torch = pytest.importorskip("torch")
+    from torch.autograd import forward_ad
+
+    gelu = tz.jit(lambda x: tz.gelu(x))
+    add = tz.jit(lambda x, y: x + y)
+    usual = torch.randn(4, 6)
+    for _ in range(4):
+        gelu(usual)
+        add(usual, usual + 1)
+    want = torch.nn.functional.gelu
+    for x in (usual[:, ::2], torch.randn(6, 4).t(), torch.randn(4, 7), usual.double(), -usual,
+              torch._neg_view(usual), usual.new_zeros(0, 6), usual):
+        torch.testing.assert_close(gelu(x), want(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(add(usual, usual), usual * 2)
+    wanted = usual.clone().requires_grad_()
+    assert gelu(wanted).requires_grad and not gelu(usual).requires_grad
+    with torch.no_grad():
+        assert not gelu(wanted).requires_grad
+    with torch.inference_mode():
+        torch.testing.assert_close(gelu(usual), want(usual), rtol=1e-5, atol=1e-6)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(usual, torch.ones_like(usual))
+        assert forward_ad.unpack_dual(gelu(dual)).tangent is not None
+    with pytest.raises(tz.errors.TerrazzoError):
+        gelu(torch.nested.nested_tensor([usual[0], usual[1]]))
+    numbers = np.ones((4, 6), np.float32)
+    assert isinstance(gelu(numbers), np.ndarray) and isinstance(gelu(usual), torch.Tensor)

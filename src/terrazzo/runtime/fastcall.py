@@ -450,4 +450,42 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
             native(*pointers, out.data_ptr(), *sizes, 0, state[1])
         return [out] if listed else out
 
-    return run_plain
+    if addresses is None or on_host or listed or sizes or len(arrays) not in (1, 2):
+        return run_plain
+    return _plain_on_device(native, empty, described, len(arrays), run_plain)
+
+
+def _plain_on_device(native: Callable[..., Any], empty: Callable[..., Any],
+                     described: Sequence[Any], count: int, general: Callable[..., Any]
+                     ) -> Callable[..., Any]:
+    """The same for one or two tensors of a device, where a launch takes no more than all of this.
+
+    The general way is for whatever is not as usual.
+    """
+    shape, strides, kind = described
+
+    def run_one(args: Sequence[Any]) -> Any:
+        (x,) = args
+        try:
+            out = empty(shape, strides, kind)
+            place = x.data_ptr()
+        except (MemoryError, RuntimeError, ValueError):
+            return general(args)
+        if not place or knobs.profile:
+            return general(args)
+        native(place, out.data_ptr(), 0, 1)
+        return out
+
+    def run_two(args: Sequence[Any]) -> Any:
+        x, y = args
+        try:
+            out = empty(shape, strides, kind)
+            first, second = x.data_ptr(), y.data_ptr()
+        except (MemoryError, RuntimeError, ValueError):
+            return general(args)
+        if not first or not second or knobs.profile:
+            return general(args)
+        native(first, second, out.data_ptr(), 0, 1)
+        return out
+
+    return run_one if count == 1 else run_two

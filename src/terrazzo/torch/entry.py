@@ -20,6 +20,8 @@ from terrazzo.knobs import knobs, thread_count
 from terrazzo.runtime import pages
 from terrazzo.torch.devices import HOST, current
 
+_APART = 16  # bytes from one number that is brought to the next: kernels load no smaller pieces
+
 
 @dataclass(frozen=True)
 class Result:
@@ -56,6 +58,11 @@ reinterpret: Callable[..., Any] | None = getattr(
 
 
 def _empty_on(device: torch.device) -> Callable[..., Any]:
+    quick: Callable[..., Any] | None = getattr(
+        torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if quick is not None:  # on the current device, which this one is by then
+        return quick
+
     def empty(shape: Any, strides: Any, dtype: Any) -> Any:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
@@ -167,20 +174,20 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
     code = getattr(executable, "code", None)  # none where the host takes part
     runner = executable.chip.recorded(executable) if records and code is not None else executable
     slow = _there(device, _by_running(runner, made, sources, threads, over))
-    if runner is not executable or code is None or (
-            code.call_slots is None and code.call_pointers is None):
+    if code is None or (code.call_slots is None and code.call_pointers is None):
         return slow
-    scope: dict[str, Any] = {"native": code.call_pointers, "on_slots": code.call_slots,
-                             "array": array, "executable": executable,
-                             "threads": Threads(code, threads), "knobs": knobs, "slow": slow,
-                             "device": device}
     names = [f"x{i}" for i in range(1 + max((s.place for s in sources), default=-1))]
+    given = ", ".join(names)
+    scope: dict[str, Any] = {"array": array, "executable": executable, "knobs": knobs,
+                             "slow": slow, "device": device, "stack": torch.stack,
+                             "spread": _spread, "here": _here}
     lines = [f"def run({', '.join([*names, '*_'])}):",
-             f"    if knobs.profile: return slow({', '.join(names)})"]
-    scope["stack"] = torch.stack
+             f"    if knobs.profile: return slow({given})"]
+    if device.index is not None:
+        lines.append(f"    if here() != {device.index}: return elsewhere({given})")
+    pointers = []
     brought, numbers = _numbers(sources)
     lines += brought
-    pointers = []
     for i, source in enumerate(sources):
         if i in numbers:
             pointers.append(numbers[i])
@@ -205,11 +212,23 @@ def entry(executable: Any, made: Sequence[Result], sources: Sequence[Source],
                   f"dtype{i}": result.dtype}
         lines.append(f"    y{i} = make{i}(shape{i}, strides{i}, dtype{i})")
         pointers.append(f"y{i}.data_ptr()")
-    scope["spread"] = _spread
     answer = "[" + ", ".join(f"spread(y{i}, shape{i}, {r.spread})" if r.spread else f"y{i}"
                              for i, r in enumerate(made)) + "]"
-    lines += _call(executable, [*pointers, *map(str, sizes)], sizes)
-    return _there(device, made_function("call", "\n".join([*lines, f"    return {answer}"]), scope))
+    if runner is executable:
+        scope |= {"native": code.call_pointers, "on_slots": code.call_slots,
+                  "threads": Threads(code, threads)}
+        lines += _call(executable, [*pointers, *map(str, sizes)], sizes)
+    else:
+        scope["recorded"] = runner.on_addresses(sizes)
+        lines.append(f"    recorded(({', '.join(pointers)},))")
+    run = made_function("call", "\n".join([*lines, f"    return {answer}"]), scope)
+    run.__globals__["elsewhere"] = _there(device, run)
+    return run
+
+
+# The number of the current device, without the function around it.
+_here: Callable[[], int] = getattr(
+    torch._C, "_accelerator_getDeviceIndex", torch.accelerator.current_device_index)
 
 
 def _there(device: torch.device, run: Callable[..., Sequence[Any]]
@@ -226,7 +245,10 @@ def _there(device: torch.device, run: Callable[..., Sequence[Any]]
 
 
 def _numbers(sources: Sequence[Source]) -> tuple[list[str], dict[int, str]]:
-    """Lines that bring the numbers of the host, one copy for each type; and where each is then."""
+    """Lines that bring the numbers of the host, one copy for each type; and where each is then.
+
+    Each begins where kernels load, 16 bytes after the one before.
+    """
     by_type: dict[Any, list[int]] = {}
     for i, source in enumerate(sources):
         if source.number is not None:
@@ -235,9 +257,9 @@ def _numbers(sources: Sequence[Source]) -> tuple[list[str], dict[int, str]]:
     places: dict[int, str] = {}
     for n, (dtype, found) in enumerate(by_type.items()):
         listed = "".join(f"x{sources[i].place}, " for i in found)
-        lines.append(f"    numbers{n} = stack(({listed})).to(device)")
-        places |= {i: f"numbers{n}.data_ptr() + {at * dtype.itemsize}"
-                   for at, i in enumerate(found)}
+        apart = f".view(-1, 1).repeat(1, {_APART // dtype.itemsize})" if len(found) > 1 else ""
+        lines.append(f"    numbers{n} = stack(({listed})){apart}.to(device)")
+        places |= {i: f"numbers{n}.data_ptr() + {at * _APART}" for at, i in enumerate(found)}
     return lines, places
 
 

@@ -56,6 +56,15 @@ def launcher() -> int:
     return ctypes.cast(library().cuLaunchKernel, ctypes.c_void_p).value or 0
 
 
+@cache
+def graph_launcher() -> Callable[..., int]:
+    """cuGraphLaunch, told what it takes: to wrap numbers in every call takes longer."""
+    found = library().cuGraphLaunch
+    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    launch: Callable[..., int] = found
+    return launch
+
+
 def current_stream() -> Callable[[int], int]:
     """What tells the stream of the caller on a device, by its number."""
     import torch
@@ -133,10 +142,13 @@ class Graph:
         finally:
             library().cuGraphDestroy(found)
 
+        self._launch, self._number = graph_launcher(), self.handle.value
+
     def play(self, stream: int) -> None:
         """Queue all of them in a stream."""
-        check(library().cuGraphLaunch(self.handle, ctypes.c_void_p(stream)),
-              "to repeat a graph of launches")
+        status = self._launch(self._number, stream)
+        if status:
+            check(status, "to repeat a graph of launches")
 
     def __del__(self) -> None:
         if self.handle.value is not None and library is not None:

@@ -120,6 +120,7 @@ class Prepared:
 
     table: native.Table
     room: int
+    launches: int
 
 
 class Launched(Followed):
@@ -202,7 +203,7 @@ class Launched(Followed):
             found = self.device.loaded[number][version]
             lines.append(line(found, grid, given, (base, room)))
             room += _rounded(grid * found.scratch)
-        return Prepared(native.Table(self.device.launcher, checked, lines), room)
+        return Prepared(native.Table(self.device.launcher, checked, lines), room, len(lines))
 
     def all_of(self, steps: Sequence[Any], bases: Mapping[str, Sequence[int]], sizes: Sizes
                ) -> None:
