@@ -19,8 +19,10 @@ from terrazzo.chips.cuda import products
 from terrazzo.chips.cuda.binaries import compiled
 from terrazzo.chips.cuda.chip import Cuda
 from terrazzo.chips.cuda.description import h200
+from terrazzo.chips.cuda.forms import form_of, space_of
 from terrazzo.chips.spec import FAST_FP8_SUMS, ChipSpec
 from terrazzo.codegen.triton.dot import Tiling, product_kernel
+from terrazzo.expr.ir import Program
 from terrazzo.graph.applying import constant
 from terrazzo.knobs import knobs
 
@@ -237,3 +239,70 @@ def test_descriptors_give_the_same(tiling: Tiling) -> None:
     jit_function(written.jit_text(), written.name)[(written.programs,)](
         x, w, s, y, **written.constants, num_warps=written.warps)
     close(y, torch.nn.functional.gelu(x.double() @ w.double().T * s.double()), 1e-2)
+
+
+# ---------------------------------------------------------------- warps with roles (Gluon)
+def biased(x: Any, w: Any, s: Any, b: Any) -> Any:
+    return wide(tz.gelu(tz.float8_matmul(x, w, transpose_y=True) * s + b), BF16)
+
+
+def types(m: int, n: int, k: int, kinds: tuple[str, str] = (E4M3, E4M3)) -> Any:
+    return ((m, k), kinds[0]), ((n, k), kinds[1]), ((), "float32"), ((n,), "bfloat16")
+
+
+def kernels(function: Any, *types: Any, spec: ChipSpec | None = None) -> tuple[Program, Any]:
+    """A product, and its kernels by rule."""
+    found = products.whole(program(function, *types))
+    assert found is not None
+    return found, [kernel for kernel, _ in products.versions(found, spec or h200())]
+
+
+@pytest.mark.parametrize(("function", "types"), [
+    (biased, types(2048, 2304, 1024)), (biased, types(2041, 2312, 1040, (E5M2, E5M2))),
+    (lambda x, w, s, r: wide(tz.relu(tz.float8_matmul(x, w, transpose_y=True) * s), BF16) + r,
+     (*types(2048, 2304, 1024)[:3], ((2048, 2304), "bfloat16"))),
+    (lambda x, w: tz.float8_matmul(x, w, transpose_y=True), types(2048, 2304, 1024)[:2]),
+    (lambda x, w: x @ w.T, types(2048, 2304, 1024)[:2])])
+def test_warps_with_roles_add_pieces_in_float32(function: Any, types: Any) -> None:
+    found, (kernel, plain) = kernels(function, *types)
+    assert kernel.gluon and kernel.descriptors
+    assert not plain.gluon and not plain.descriptors  # for memory that begins anywhere
+    text = kernel.jit_text()
+    assert "gl.warp_specialize" in text and "sums_1 += made" in text
+    tensors = (*found.inputs, *found.outputs)
+    made = compiled(kernel, [t.dtype for t in tensors], dict(kernel.constants), kernel.warps,
+                    [True] * len(tensors), False, h200())
+    assert made.warps == 12 and made.scratch and made.ptx.count("m64n128k32") >= 8
+
+
+def test_when_warps_have_roles() -> None:
+    def gluon(*types: Any, spec: ChipSpec | None = None) -> bool:
+        function: Any = biased if len(types) == 4 else lambda x, w: x @ w
+        return bool(kernels(function, *types, spec=spec)[1][0].gluon)
+
+    assert gluon(*types(2048, 2304, 1024))
+    assert not gluon(*types(2048, 2048, 1024))  # no more tiles than multiprocessors
+    assert not gluon(*types(2048, 2304, 512))  # a short sum
+    assert not gluon(*types(2048, 2303, 1024))  # rows of the result begin anywhere
+    assert not gluon(*types(2048, 2304, 1024, (E4M3, E5M2)))  # one with the other
+    assert not gluon(((2048, 1024), E4M3), ((1024, 2304), E4M3))  # k far apart
+    assert not gluon(((2, 2048, 1024), E4M3), ((2, 1024, 2304), E4M3))  # a batch
+    assert not gluon(((2048, 1024), "bfloat16"), ((1024, 2304), "bfloat16"))
+    assert not gluon(*types(2048, 2304, 1024), spec=with_fast_sums())
+    assert not gluon(*types(2048, 2304, 1024), spec=replace(
+        h200(), features=h200().features - {"wgmma"}))  # a simulated GPU
+
+
+def test_choices_about_roles() -> None:
+    found, _ = kernels(biased, *types(2048, 2304, 1024))
+    form = form_of(found, h200())
+    space = space_of(found, h200(), form)
+    assert space is not None and space.rule["roles"] and space.holds(space.rule)
+    plain = {**space.rule, "roles": False, "columns": 128}
+    assert space.holds(plain) and not space.holds({**space.rule, "columns": 128})
+    changed = [c for axis in space.axes for c in space.changed(plain, axis)]
+    assert space.rule in changed
+    assert not form_of(found, h200(), plain).kernels[0].written.gluon
+    half = program(lambda x, w: x @ w, ((2048, 1024), "bfloat16"), ((1024, 2304), "bfloat16"))
+    others = space_of(half, h200(), form_of(half, h200()))
+    assert others is not None and "roles" not in others.rule

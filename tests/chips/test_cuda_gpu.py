@@ -20,7 +20,11 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import test_every_operator as every  # noqa: E402
 
+from terrazzo.calls.levels import lower  # noqa: E402
 from terrazzo.graph.ir import operator_named  # noqa: E402
+
+hopper = pytest.mark.skipif(not driver.absence() and torch.cuda.get_device_capability() != (9, 0),
+                            reason="Gluon's kernels are for Hopper")
 
 
 @pytest.mark.parametrize(("name", "row"), every.CASES)
@@ -152,6 +156,105 @@ def test_attention_gradient(dtype: str, causal: bool, queries: tuple[int, ...],
     for got, true in zip(found, want, strict=True):
         torch.testing.assert_close(got.double(), true, rtol=slack,
                                    atol=slack * max(1.0, float(true.abs().max())))
+
+
+# ---------------------------------------------------------------- kernels of many forms
+def random(*shape: int, dtype: str = "float32") -> Any:
+    return torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+
+
+def called(function: Any, *args: Any, holds: str) -> Any:
+    """What a function answers by kernels whose text holds something."""
+    with tz.knobs.override(dynamic="never"):
+        jitted = tz.jit(function)
+        graph, over = jitted.graph_over(args, {})
+        assert holds in lower(graph, "triton", "cuda", over)
+        return jitted(*args)
+
+
+def close(got: Any, want: Any, slack: float) -> None:
+    torch.testing.assert_close(got.double(), want, rtol=slack,
+                               atol=slack * max(1.0, float(want.abs().max())))
+
+
+def of_float8(x: Any, w: Any) -> Any:
+    return tz.float8_matmul(x, w, transpose_y=True)
+
+
+# More tiles than multiprocessors, whole ones and ragged ones.
+@hopper
+@pytest.mark.parametrize(("kind", "shape", "end"), [
+    ("float8_e4m3fn", (2048, 2304, 1024), "gelu"), ("float8_e5m2", (2041, 2312, 1040), "gelu"),
+    ("float8_e4m3fn", (2041, 2312, 1040), "residual"),
+    ("float8_e4m3fn", (2041, 2312, 1040), "float32")])
+def test_exact_sums_of_float8(kind: str, shape: tuple[int, int, int], end: str) -> None:
+    m, n, k = shape
+    x, w = random(m, k, dtype=kind), random(n, k, dtype=kind)
+    b, r = random(n, dtype="bfloat16"), random(m, n, dtype="bfloat16")
+    rows = torch.rand(m, 1, device="cuda") + 0.5
+    exact, small = x.double() @ w.double().T, k ** -0.5
+    if end == "gelu":
+        got = called(lambda x, w, b: tz.astype(tz.gelu(of_float8(x, w) * small + b),
+                                               dtype=tz.bfloat16), x, w, b, holds="warp_specialize")
+        close(got, torch.nn.functional.gelu(exact * small + b.double()), 1e-2)
+    elif end == "residual":
+        got = called(lambda x, w, r: tz.astype(of_float8(x, w) * small, dtype=tz.bfloat16) + r,
+                     x, w, r, holds="warp_specialize")
+        close(got, exact * small + r.double(), 2e-2)
+    else:
+        got = called(lambda x, w, s: of_float8(x, w) * s, x, w, rows, holds="warp_specialize")
+        assert got.dtype is torch.float32
+        close(got, exact * rows.double(), 1e-3)  # 14 bits of the sum of each piece
+
+
+@hopper
+def test_float8_that_begins_anywhere() -> None:
+    """Which no descriptor can read."""
+    m, n, k = 2048, 2304, 1024
+    x = random(m * k + 1, dtype="float8_e4m3fn")[1:].view(m, k)
+    w = random(n, k, dtype="float8_e4m3fn")
+    close(called(of_float8, x, w, holds="warp_specialize"), x.double() @ w.double().T, 1e-3)
+
+
+@hopper
+@pytest.mark.parametrize(("size", "causal", "dtype"), [
+    (64, False, "bfloat16"), (64, True, "float16"), (128, False, "float16"),
+    (128, True, "bfloat16")])
+def test_attention_in_gluon(size: int, causal: bool, dtype: str) -> None:
+    """Lengths that no tile divides, heads that share keys; and the log-sum-exp, by gradients."""
+    queries, keys = (2, 4, 1000 if causal else 300, size), (2, 2, 1000, size)
+    given = [random(*s, dtype=dtype).requires_grad_() for s in (queries, keys, keys)]
+    wide = [x.detach().double().requires_grad_() for x in given]
+    g = random(*queries, dtype=dtype)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *wide, is_causal=causal, enable_gqa=True)
+    slack = {"bfloat16": 2e-2, "float16": 3e-3}[dtype]
+    attend = lambda q, k, v: tz.scaled_dot_product_attention(q, k, v, causal=causal)  # noqa: E731
+    close(called(attend, *(x.detach() for x in given), holds="@gluon.jit"), want.detach(), slack)
+    with tz.knobs.override(dynamic="never"):
+        found = torch.autograd.grad(tz.jit(attend)(*given), given, g)
+    for got, true in zip(found, torch.autograd.grad(want, wide, g.double()), strict=True):
+        close(got, true, 3 * slack)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1024, 2048), (1001, 777)])
+def test_transposes_by_tiles(shape: tuple[int, int], dtype: str) -> None:
+    x, y = random(*shape, dtype=dtype), random(*reversed(shape), dtype=dtype)
+    assert torch.equal(called(lambda y: tz.permute_dims(y, axes=(1, 0)), y, holds="ROWS"), y.T)
+    assert torch.equal(called(lambda x, y: x + y.T, x, y, holds="ROWS"), x + y.T)
+    images = random(3, 33, 20, 21, dtype=dtype)
+    assert torch.equal(called(lambda x: tz.permute_dims(x, axes=(0, 2, 3, 1)), images,
+                              holds="ROWS"), images.permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_packed_before_a_convolution(dtype: str) -> None:
+    x, w, b = random(2, 32, 32, 32, dtype=dtype), random(64, 32, 3, 3, dtype=dtype), random(
+        64, dtype=dtype)
+    got = called(lambda x, w, b: tz.relu(tz.conv(x, w, b, padding=1)), x, w, b, holds="_packed")
+    want = torch.relu(torch.nn.functional.conv2d(x.double(), w.double(), b.double(), padding=1))
+    close(got, want, {"float32": 1e-5, "bfloat16": 1e-2}[dtype])
 
 
 def test_what_is_wrong_is_said() -> None:

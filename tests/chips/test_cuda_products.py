@@ -126,7 +126,7 @@ def test_integers(launched: list[str]) -> None:
 @pytest.mark.parametrize("tiling", [
     Tiling(128, 256, 64, warps=8, stages=3, persistent=True, descriptors=True),
     Tiling(64, 64, 32, descriptors=True), Tiling(64, 64, 32, persistent=True),
-    Tiling(16, 32, 256, stages=4)])
+    Tiling(16, 32, 256, stages=4), Tiling(64, 256, 64, warps=8, stages=4)])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_every_way_to_read_gives_the_same(tiling: Tiling, ragged: bool) -> None:
     """Kernels as they are printed, on this machine: descriptors, persistent ones, ragged edges."""
@@ -148,10 +148,11 @@ def test_every_way_to_read_gives_the_same(tiling: Tiling, ragged: bool) -> None:
     close(y, torch.nn.functional.gelu(x.double() @ w.double() + b.double()), 1e-2)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("rows", [1, 16, 512])
-def test_code_for_hopper(dtype: str, rows: int) -> None:
-    made = program(layer, ((rows, 256), dtype), ((256, 4096), dtype), ((4096,), dtype))
+@pytest.mark.parametrize(("dtype", "rows", "columns"), [
+    *((dtype, rows, 4096) for dtype in ("bfloat16", "float32") for rows in (1, 16, 512)),
+    ("bfloat16", 64, 4096), ("bfloat16", 1, 14336), ("bfloat16", 128, 14336)])
+def test_code_for_hopper(dtype: str, rows: int, columns: int) -> None:
+    made = program(layer, ((rows, 256), dtype), ((256, columns), dtype), ((columns,), dtype))
     product = products.matched(made)
     assert product is not None
     written = product_kernel(made, product, h200(), products.tiling(product, h200(), rows))
@@ -159,13 +160,14 @@ def test_code_for_hopper(dtype: str, rows: int) -> None:
     binary = compiled(written, [t.dtype for t in tensors], dict(written.constants), written.warps,
                       [True] * len(tensors), False, h200())
     assert "mma" in binary.ptx
-    if rows == 512 and dtype == "bfloat16":
+    if rows >= 64 and dtype == "bfloat16":
         assert "wgmma" in binary.ptx
 
 
 def test_rules() -> None:
-    def chosen(m: int, n: int, k: int) -> Tiling:
-        made = program(layer, ((m, k), "bfloat16"), ((k, n), "bfloat16"), ((n,), "bfloat16"))
+    def chosen(m: int, n: int, k: int, dtype: str = "bfloat16", turned: bool = False) -> Tiling:
+        made = program(lambda x, w, b: tz.gelu((x @ w.T if turned else x @ w) + b), (
+            (m, k), dtype), ((n, k) if turned else (k, n), dtype), ((n,), dtype))
         product = products.matched(made)
         assert product is not None
         return products.tiling(product, h200(), m)
@@ -175,10 +177,18 @@ def test_rules() -> None:
         128, 256, True, True)
     assert not chosen(4096, 4096, 4092).descriptors or 4092 * 2 % 16 == 0  # rows of 16 bytes
     assert not chosen(4096, 4095, 4096).descriptors
-    assert chosen(128, 14336, 4096).columns == 128  # one wave of 112 tiles, none of 56
+    wide = chosen(128, 14336, 4096)  # one wave of 112 tiles, none of 56
+    assert (wide.rows, wide.columns, wide.warps, wide.depth, wide.stages) == (64, 256, 8, 64, 4)
+    assert chosen(128, 14336, 4096, turned=True).columns == 128
     assert chosen(16, 4096, 4096).columns == 32
-    few = program(layer, ((64, 8192), "bfloat16"), ((8192, 64), "bfloat16"), ((64,), "bfloat16"))
-    assert [p.kind for p in products.split_sums(few, h200())] == ["contraction", "rows"]
+    for rows in (16, 64):
+        few = chosen(rows, 4096, 4096)
+        assert (few.rows, few.columns, few.depth, few.stages) == (rows, 32, 256, 4)
+    for n, columns in ((12000, 32), (14336, 64), (100_000, 128)):
+        assert chosen(1, n, 4096).columns == columns
+    assert chosen(1, 14336, 4096).depth == 128 and chosen(17, 14336, 4096).columns == 32
+    long = program(layer, ((64, 8192), "bfloat16"), ((8192, 64), "bfloat16"), ((64,), "bfloat16"))
+    assert [p.kind for p in products.split_sums(long, h200())] == ["contraction", "rows"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from terrazzo.base.shapes import num_elements
 from terrazzo.chips.spec import ChipSpec
+from terrazzo.codegen.gluon import attention as gluon
 from terrazzo.codegen.triton.attention import (
     attention_kernel,
     joined_program,
@@ -25,6 +26,13 @@ from terrazzo.index import Index, bounds, proves_eq
 MOST_SIZE = 256  # of a key or a value: sums of a tile stay in registers
 MOST_SIZE_F32 = 128  # of a gradient, which has two sums and factors in three parts
 FEW_ROWS = 64  # up to here queries share a tile, and parts of the keys are attended to apart
+LONG = 256  # queries and keys from which on tiles of Gluon's kernel are full enough
+# By size, and whether causal; other attention is plain Triton's. Two groups of 64 queries leave
+# each thread 240 registers: for a sum and two tiles of scores of size 128, and for the weights that
+# are multiplied meanwhile. Of size 64 three groups fit; with a mask they do not, and spill.
+_TWO_GROUPS = Tiles(64, 128, warps=4, stages=2, descriptors=True, groups=2)
+GLUON_TILES = {(64, False): replace(_TWO_GROUPS, groups=3), (64, True): _TWO_GROUPS,
+               (128, False): _TWO_GROUPS, (128, True): _TWO_GROUPS}
 _PART_KEYS = 128  # that a part has at least
 _PROGRAMS, _MOST_PARTS = 8, 32  # programs a multiprocessor that are wanted, parts that are joined
 
@@ -85,6 +93,11 @@ def kernels(program: Program, spec: ChipSpec, chosen: Tiles | None = None
                 (by_kv, _forms(keys_kernel, by_kv, gradients, cut[1], spec))]
     attention = Attention.of(program)
     cut_once = chosen or tiles(attention, spec)
+    if cut_once.groups:
+        plain = plain_tiles(attention, spec)  # for what is not aligned
+        wide = _is_large(program)
+        return [(program, [gluon.attention_kernel(program, attention, spec, cut_once, wide=wide),
+                           *_forms(attention_kernel, program, attention, plain, spec)])]
     if cut_once.parts == 1:
         return [(program, _forms(attention_kernel, program, attention, cut_once, spec))]
     parts = parts_program(program, attention, cut_once)
@@ -95,8 +108,7 @@ def kernels(program: Program, spec: ChipSpec, chosen: Tiles | None = None
 
 def _forms(make: Any, program: Program, what: Any, cut: Tiles, spec: ChipSpec) -> list[Written]:
     """The kernels of one program: with descriptors, for any memory, and for large sizes."""
-    sizes = [bounds(num_elements(t.shape))[1] for t in (*program.inputs, *program.outputs)]
-    large = any(top is None or top >= 1 << 31 for top in sizes)
+    large = _is_large(program)
 
     def of(cut: Tiles, wide: bool) -> Written:
         made: Written = make(program, what, spec, cut, wide=wide)
@@ -109,11 +121,30 @@ def _forms(make: Any, program: Program, what: Any, cut: Tiles, spec: ChipSpec) -
     return [of(cut, large), *([of(plain, large)] if cut.descriptors else [])]
 
 
+def _is_large(program: Program) -> bool:
+    sizes = [bounds(num_elements(t.shape))[1] for t in (*program.inputs, *program.outputs)]
+    return any(top is None or top >= 1 << 31 for top in sizes)
+
+
 def tiles(attention: Attention, spec: ChipSpec) -> Tiles:
     """How attention is cut."""
     rows = few_rows(attention)
     if rows is not None:
         return _of_few_rows(attention, spec, rows)
+    return gluon_tiles(attention, spec) or plain_tiles(attention, spec)
+
+
+def gluon_tiles(attention: Attention, spec: ChipSpec) -> Tiles | None:
+    """How attention is cut in Gluon, where there are enough queries and keys for it."""
+    a = attention
+    if not gluon.has_kernel(a, spec) or any(
+            isinstance(n, int) and n < LONG for n in (a.queries, a.keys)):
+        return None
+    return GLUON_TILES.get((a.size, a.causal))
+
+
+def plain_tiles(attention: Attention, spec: ChipSpec) -> Tiles:
+    """How attention to many queries is cut in plain Triton."""
     largest = max(attention.size, attention.value_size)
     if attention.dtype is float32:
         if largest > 128:  # two stages of keys and values are more than there is of shared memory

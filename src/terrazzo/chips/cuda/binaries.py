@@ -60,6 +60,15 @@ def jit_function(text: str, name: str) -> Any:
     return scope[name]
 
 
+def _source_kind(kernel: Written) -> Any:
+    """What Triton's compiler is handed a kernel as."""
+    if not kernel.gluon:
+        return import_triton().compiler.ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
+
+
 def arch_of(spec: ChipSpec) -> int:
     """The compute capability as one number: 90 for sm_90."""
     return next(int(f[3:]) for f in spec.features if f.startswith("sm_"))
@@ -79,13 +88,15 @@ def compiled(kernel: Written, types: Sequence[DType], constants: Mapping[str, in
                  **dict.fromkeys(constants, "constexpr")}
     order = function.arg_names
     multiples = [*aligned, *[sixteen] * len(kernel.dims)]
-    source = triton.compiler.ASTSource(
+    source = _source_kind(kernel)(
         function, {n: signature[n] for n in order}, {(order.index(c),): v for c, v in
                                                      constants.items()},
         {(i,): [["tt.divisibility", 16]] for i, yes in enumerate(multiples) if yes})
     try:
         made = triton.compile(source, target=GPUTarget("cuda", arch_of(spec), 32),
                               options={"num_warps": warps, "enable_fp_fusion": True,
+                                       **({"maxnreg": kernel.registers} if kernel.registers
+                                          else {}),
                                        **({"num_stages": kernel.stages} if kernel.stages else {})})
     except Exception as error:
         raise CompileError(f"Triton could not compile {kernel.name} for {spec.name}: {error}",
@@ -97,7 +108,9 @@ def compiled(kernel: Written, types: Sequence[DType], constants: Mapping[str, in
     ptx = made.asm["ptx"]
     head = ptx[ptx.index(".entry"):]
     parameters = head[:head.index(")")].count(".param")
-    return Binary(made.metadata.name, made.asm["cubin"], ptx, made.metadata.shared, warps,
+    # Partitions of a kernel have warps of their own, which Triton counts.
+    return Binary(made.metadata.name, made.asm["cubin"], ptx, made.metadata.shared,
+                  made.metadata.num_warps,
                   parameters - len(kernel.pointers) - len(kernel.dims),
                   made.metadata.global_scratch_size)
 

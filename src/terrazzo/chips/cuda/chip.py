@@ -43,8 +43,9 @@ class Cuda(Chip):
         self.simulated, self.measures, self.fast_sums = simulated, measures, fast_sums
         self.missing = "" if self.simulated else driver.absence()
         spec = spec or (h200() if self.missing or self.simulated else described())
-        self.spec = replace(spec, features=spec.features - {FAST_FP8_SUMS} | (
-            {FAST_FP8_SUMS} if fast_sums else set()))
+        # Simulated GPUs run Triton, not Gluon, which is what `wgmma` stands for.
+        features = spec.features - {FAST_FP8_SUMS} - ({"wgmma"} if self.simulated else set())
+        self.spec = replace(spec, features=features | ({FAST_FP8_SUMS} if fast_sums else set()))
         self.memory = HOST if self.simulated else DeviceMemory()
         self.keeps_code = not self.simulated  # which is text for this process
         self._others: dict[tuple[bool, bool, bool], Cuda] = {}  # the same under other settings
@@ -139,7 +140,7 @@ class Cuda(Chip):
 
         pieces = []
         for kernel in form.kernels:
-            version = kernel.versions[-1]
+            version = kernel.shown
             types = [t.dtype for t in kernel.tensors]
             made = compiled(version.written, types, version.constants(), version.warps,
                             [True] * len(types), version.sixteen, self.spec)

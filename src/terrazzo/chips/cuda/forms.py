@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from terrazzo.base.shapes import num_elements
 from terrazzo.chips.cuda import attention, choices, products, scans, scatters, sorts
-from terrazzo.chips.cuda.layouts import with_channels_last
+from terrazzo.chips.cuda.layouts import with_channels_last, with_packed_weights
 from terrazzo.chips.cuda.parts import Maker, Parts
 from terrazzo.chips.cuda.split import split
 from terrazzo.chips.cuda.windows import even_windows
@@ -58,6 +58,11 @@ class Kernel:
         """The version that serves any sizes."""
         return self.versions[-1].written
 
+    @property
+    def shown(self) -> Version:
+        """The version to be looked at: what a GPU runs that has a language of its own."""
+        return self.versions[0 if self.versions[0].written.gluon else -1]
+
 
 @dataclass(frozen=True, eq=False)
 class Version:
@@ -101,7 +106,7 @@ class Form:
         """Triton source, a module for each kernel."""
         if not self.kernels:
             return f"# {program.name} runs on the CPU: {self.reason}\n"
-        text = "\n\n".join(module_text(k.program, k.written) for k in self.kernels)
+        text = "\n\n".join(module_text(k.program, k.shown.written) for k in self.kernels)
         return f"# {self.remark}\n{text}" if self.remark else text
 
 
@@ -148,11 +153,13 @@ def _main(parts: Sequence[Program]) -> Program:
 
 
 def _in_order(program: Program) -> list[Program]:
-    """A product, behind the program that brings its operands into order if there is one."""
-    *first, last = with_channels_last(program)
-    product = products.whole(last)
+    """A product, behind the programs that bring its operands into order if there are any."""
+    made = [program]
+    for into_order in (with_channels_last, with_packed_weights):
+        made = [*made[:-1], *into_order(made[-1])]
+    product = products.whole(made[-1])
     assert product is not None
-    return [*first, product]
+    return [*made[:-1], product]
 
 
 def parts_of(program: Program, spec: ChipSpec, choice: Choice | None = None

@@ -6,7 +6,8 @@ an H200), half types where outputs are: each load then brings 16 bytes. So const
 once, when a model is loaded.
 
 Images with channels first have neighbours along rows, of which a window takes any: single elements
-are loaded, each for every tap and tile. A kernel of its own brings larger ones into order before.
+are loaded, each for every tap and tile. A kernel of its own brings larger ones into order before,
+and weights that are no constants (of a model that is trained) where there are many positions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from terrazzo.base.scalar import Load, Scalar, loads, rewrite
+from terrazzo.base.scalar import Load, Scalar, loads, rewrite, substitute_indices
 from terrazzo.base.shapes import contiguous_strides, num_elements
 from terrazzo.chips.cuda import products
 from terrazzo.dtypes import float32
@@ -25,6 +26,7 @@ from terrazzo.index import Index, Var, coefficient, free_vars, substitute
 from terrazzo.loop.packing import Packing
 
 _WORTH = 1 << 16  # elements of an image below which another launch takes longer than it saves
+_POSITIONS = 1 << 10  # from which on weights are read so often that they are packed first
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +61,9 @@ def _found(program: Program) -> Weights | None:
     if packing is None or load.source not in program.inputs or sum(
             n.source is load.source for n in loads(convolution.body)) != 1:
         return None
+    packed = Tensor(load.source.name, packing.shape, load.dtype)
     return Weights(program.inputs.index(load.source), packing, _reading(
-        program, convolution, load, packing))
+        program, convolution, load, packing, packed))
 
 
 def _packing(convolution: ContractionStage, load: Load) -> Packing | None:
@@ -84,14 +87,15 @@ def _packing(convolution: ContractionStage, load: Load) -> Packing | None:
             return None
         return Packing(load.dtype, 1, (outputs.extent, each), tuple(zip(sizes, between)), (), first)
     share = outputs.extent // convolution.groups
+    if convolution.groups == 1 and [*between, each] == list(contiguous_strides((*sizes, share))):
+        return None
     return Packing(load.dtype, share, (share, each), tuple(zip(sizes, between)),
                    ((convolution.groups, share * each),), first)
 
 
-def _reading(program: Program, convolution: ContractionStage, load: Load, packing: Packing
-             ) -> Program:
+def _reading(program: Program, convolution: ContractionStage, load: Load, packing: Packing,
+             packed: Tensor) -> Program:
     """The same program, which reads its weights packed."""
-    packed = Tensor(load.source.name, packing.shape, load.dtype)
     output, steps = convolution.outputs.var, [a.var for a in order_of_k(convolution)]
     indices: tuple[Index, ...] = (output, *steps, 0) if packing.width == 1 else (
         output // packing.width, 0, *steps, output % packing.width)
@@ -136,4 +140,31 @@ def with_channels_last(program: Program) -> list[Program]:
             replace(program, stages=(made,), outputs=(made,), inputs=(*others, given))]
 
 
-__all__ = ["Weights", "weights_of", "with_channels_last"]
+# ---------------------------------------------------------------- weights that are no constants
+def with_packed_weights(program: Program) -> list[Program]:
+    """A convolution behind the program that packs its weights, where that is worth a launch."""
+    weights, convolution = weights_of(program), match_contraction(program)
+    if weights is None or convolution is None or convolution.w.guarded is None:
+        return [program]
+    positions = num_elements([a.extent for a in convolution.places])
+    if isinstance(positions, int) and positions < _POSITIONS:
+        return [program]
+    load, steps = convolution.w.guarded[0], order_of_k(convolution)
+    outputs, groups, packing = convolution.outputs, convolution.groups, weights.packing
+    share = outputs.extent // groups
+
+    def element(*at: Index) -> Scalar:
+        group, taps, output = (0, at[1:-1], at[0]) if packing.width == 1 else (
+            at[0] if packing.batch else 0, at[len(packing.batch) + 1:-1], at[-1])
+        table: dict[Var, Index] = {outputs.var: group * share + output,
+                                   **{a.var: i for a, i in zip(steps, taps, strict=True)}}
+        return substitute_indices(load, table)
+
+    packed = compute(packing.shape, element, name=f"{load.source.name}_packed", dtype=load.dtype,
+                     origin="permute_dims")
+    given = Tensor(packed.name, packed.shape, packed.dtype)
+    return [Program(f"{program.name}_{packed.name}", (load.source,), (packed,), (packed,)),
+            _reading(program, convolution, load, packing, given)]
+
+
+__all__ = ["Weights", "weights_of", "with_channels_last", "with_packed_weights"]

@@ -134,8 +134,8 @@ class Planner:
         types = [t.dtype for t in kernel.tensors]
         made = compiled(written, types, constants, version.warps, aligned, version.sixteen,
                         self.spec)
-        return {**facts, "symbol": made.name, "shared": made.shared, "extra": made.extra,
-                "scratch": made.scratch, "code": self.keep(made.cubin)}
+        return {**facts, "warps": made.warps, "symbol": made.name, "shared": made.shared,
+                "extra": made.extra, "scratch": made.scratch, "code": self.keep(made.cubin)}
 
     def host_part(self, function: Function) -> int:
         """A kernel of the CPU's, by its number; its code lies with the rest."""

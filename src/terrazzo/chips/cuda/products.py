@@ -6,6 +6,7 @@
 | up to 64 rows | tiles of all rows and few columns, so that every multiprocessor reads its share |
 | more | tiles of up to 128 x 256, one program for each multiprocessor where there are many |
 | few tiles, and long sums | each sum in parts (split-K), which a second kernel joins |
+| 8-bit floats, many tiles | warps with roles: one loads, two groups multiply (`gluon/float8.py`) |
 | a convolution | the same: positions are rows, taps and channels are k (`expr/implicit.py`) |
 """
 
@@ -18,6 +19,7 @@ from dataclasses import replace
 from terrazzo.base.scalar import Axis, Reduce, rewrite, substitute_indices, walk
 from terrazzo.base.shapes import num_elements
 from terrazzo.chips.spec import FAST_FP8_SUMS, ChipSpec
+from terrazzo.codegen.gluon import float8
 from terrazzo.codegen.triton.dot import Tiling, product_kernel
 from terrazzo.codegen.triton.dot_factors import (
     FLOAT8,
@@ -42,7 +44,7 @@ _TILES = ((128, 256, 1.0), (128, 128, 0.8), (64, 128, 0.55), (128, 64, 0.5), (64
 # 128 x 64 takes 1 us. So few tiles are small ones, which all multiprocessors share.
 _TILES_OF_FLOAT32 = ((128, 64, 1.0), (64, 64, 0.8), (64, 32, 0.55))
 # And of 8-bit floats whose pieces are added in float32: that takes as many registers once more, so
-# eight warps share the largest tile. (Not measured yet.)
+# eight warps share the largest tile.
 _TILES_OF_FLOAT8 = ((128, 128, 1.0), (64, 128, 0.65), (128, 64, 0.6), (64, 64, 0.4))
 _LONG_SUM = 1024  # steps of k from which a second kernel is worth it
 _LEAST_DEPTH = {True: 256, False: 512}  # steps of k in a part of a sum: of float32, of others
@@ -125,12 +127,16 @@ def written(program: Program, product: MatrixProduct, spec: ChipSpec, rows: int 
     """The kernel for so many rows, or any; behind one that reads by descriptors one that does not.
     """
     if chosen is None:
-        chosen = tiling(product, spec, rows)
+        chosen = with_roles(program, product, spec, tiling(product, spec, rows))
     else:
         chosen = replace(chosen, pieces=comes_in_pieces(product, chosen.depth))
     sizes = [bounds(num_elements(t.shape))[1] for t in (*program.inputs, *program.outputs)]
     large = any(top is None or top >= 1 << 31 for top in sizes)
     fixed = not program.dims
+    if chosen.roles:
+        plain = replace(tiling(product, spec, rows), descriptors=False, persistent=False)
+        return [float8.product_kernel(program, product, spec),
+                product_kernel(program, product, spec, plain)]
     made = [product_kernel(program, product, spec, chosen, wide=large and fixed)]
     if chosen.descriptors:
         plain = replace(chosen, descriptors=False, persistent=False)
@@ -173,12 +179,48 @@ def _cut(product: MatrixProduct, spec: ChipSpec, rows: int | None) -> Tiling:
     tiles = _count(rows, columns, members, high, wide)
     depth = 64 if dtype in HALVES else 128
     largest = 128 * 128 if twice else 128 * 256
+    if (high, wide) == (128, 128) and _is_wide(product, spec, rows):
+        return Tiling(64, 256, depth, warps=8, stages=4)
     if high * wide < largest:
         return Tiling(high, wide, depth, stages=5 if high * wide == 128 * 128 else 4)
     # To make descriptors takes longer than they save where each program has one tile.
     descriptors = (tiles is None or tiles > spec.cores) and can_describe(product, spec)
     return Tiling(high, wide, depth, warps=8, stages=4 if twice else 3, persistent=descriptors,
                   descriptors=descriptors)
+
+
+def _is_wide(product: MatrixProduct, spec: ChipSpec, rows: int | None) -> bool:
+    """Whether 64 x 256 is better than 128 x 128, where those are one for each multiprocessor.
+
+    It is where k is not what lies side by side in b: 128 x 14336 x 4096 in bfloat16 came to 1.003
+    of cuBLAS, to 0.977 by the others; to 0.877, and 0.950, where k is. (Images were not measured.)
+    """
+    columns, members = product.column.extent, _members(product)
+    counts = [_count(rows, columns, members, *tile) for tile in ((128, 128), (64, 256))]
+    return dot_type(product) in HALVES and _are_matrices(product) and (
+        product.b.stride(product.k.var) != 1) and all(
+            n is not None and n <= spec.cores for n in counts)
+
+
+def _are_matrices(product: MatrixProduct) -> bool:
+    """Whether steps of k are equally far apart, in both factors."""
+    return all(coefficient(i, product.k.var) is not None
+               for f in (product.a, product.b) for i in f.indices)
+
+
+def with_roles(program: Program, product: MatrixProduct, spec: ChipSpec, plain: Tiling) -> Tiling:
+    """The kernel whose warps have roles, where that is faster.
+
+    That is where each multiprocessor has more than one tile: of 8-bit floats with exact sums it
+    came to 1204 TFLOP/s at 8192 cubed (plain: 758), to 1172 at 4096 cubed (841).
+    """
+    if product.row is None or not isinstance(product.row.extent, int):
+        return plain
+    cut = float8.TILING
+    tiles = _count(product.row.extent, product.column.extent, _members(product), cut.rows,
+                   cut.columns)
+    many = tiles is not None and tiles > spec.cores
+    return cut if many and float8.serves(program, product, spec) else plain
 
 
 def can_describe(product: MatrixProduct, spec: ChipSpec) -> bool:
@@ -194,14 +236,22 @@ def _of_few_rows(product: MatrixProduct, spec: ChipSpec, rows: int) -> Tiling:
     """All rows at once: the other factor is read once, and that is what takes the time.
 
     So many bytes must be under way, of so few columns that all multiprocessors have some: 32
-    columns of 4096 x 4096 are 128 programs, each with 64 KB on their way.
+    columns of 4096 x 4096 are 128 programs, each with 64 KB on their way. With half of that, 64
+    rows came to 0.88 of cuBLAS, with it to 1.01.
     """
     high = _height(rows, 64)
     columns, members = product.column.extent, _members(product) or 1
     wide = 32
+    # One row of 14336 columns: 1.055 of cuBLAS by 64 columns, 0.74 by 32. Of 4096 columns, where
+    # half the multiprocessors would idle, 32 are better: 1.11, and 0.96.
+    if high == 16 and isinstance(columns, int) and 2 * columns * members >= 3 * 64 * spec.cores:
+        wide = 64
     while isinstance(columns, int) and columns * members >= 8 * wide * spec.cores and wide < 128:
         wide *= 2
-    depth = 256 if wide == 32 and high <= 32 else 128 if wide < 128 else 64
+    # Of 64 rows that is 192 KB of shared memory. (Images and other types were not measured.)
+    deep = high <= 32 or (dot_type(product) in HALVES and _are_matrices(product)
+                          and spec.l1_bytes >= 192 << 10)
+    depth = 64 if wide == 128 else 256 if wide == 32 and deep else 128
     if dot_type(product) in FLOAT8:  # the same bytes
         depth *= 2
     return Tiling(high, wide, depth, stages=4)

@@ -67,7 +67,7 @@ def _in_parts(scan: Scan, cut: Cut, spec: ChipSpec) -> Cut:
     programs = -(-lines // cut.lines)
     if programs >= ENOUGH * spec.cores:
         return cut
-    parts = min(-(-WANTED * spec.cores // programs), length // (LEAST * cut.positions))
+    parts = min(-(-WANTED[False] * spec.cores // programs), length // (LEAST * cut.positions))
     return replace(cut, span=-(-length // (parts * cut.positions)) * cut.positions)
 
 

@@ -32,7 +32,9 @@ from terrazzo.index import Index
 
 WORTH = 1 << 18  # elements below which two launches take longer than one slow kernel
 ENOUGH = 4  # programs a multiprocessor: with fewer, memory waits for arithmetic
-WANTED = 16  # programs a multiprocessor, where they can be chosen
+# Programs a multiprocessor, where they can be chosen: of rows, of columns. Parts of columns are as
+# many results each as there are columns: more of them take as long as they gain.
+WANTED = {False: 16, True: 4}
 COLUMNS = 64  # that one program reduces side by side
 LEAST = {False: 1024, True: 16}  # positions of a part: of a row, of columns
 
@@ -68,7 +70,7 @@ def split(program: Program, spec: ChipSpec) -> list[Program] | None:
     if programs >= ENOUGH * spec.cores or length < 2 * LEAST[columns] or len(
             {o.shape for o in whole.outputs}) != 1:
         return None
-    cut = _cut(length, -(-WANTED * spec.cores // programs), LEAST[columns])
+    cut = _cut(length, -(-WANTED[columns] * spec.cores // programs), LEAST[columns])
     return _Splitter(whole, rows, columns, cut).programs(outer == {True}, reducing[-1])
 
 

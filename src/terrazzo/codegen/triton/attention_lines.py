@@ -37,6 +37,8 @@ class Tiles:
     parts: int = 1  # of the keys
     packed: bool = False  # heads that share keys are rows of one tile
     precision: str = "tf32x3"  # of float32
+    groups: int = 0  # of four warps in Gluon, each of which has so many rows; 0: plain Triton
+    persistent: bool = True  # whether a program of Gluon goes from tile to tile
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,6 +49,7 @@ class Tiling:
     descriptors: bool = False
     precision: str = "tf32x3"  # of float32
     pieces: bool = False  # steps of k are told by their piece and their place in it
+    roles: bool = False  # one warp loads, two groups multiply (`codegen/gluon/float8.py`)
 
 
 def product_kernel(program: Program, product: MatrixProduct, chip: ChipSpec, tiling: Tiling, *,
@@ -59,7 +60,7 @@ def product_kernel(program: Program, product: MatrixProduct, chip: ChipSpec, til
     return kernel.written()
 
 
-class _DotEmitter(Emitter):
+class DotEmitter(Emitter):
     """Writes factors, and what follows the sum, which is there already."""
 
     sums = Value("sums")
@@ -94,7 +95,7 @@ class _DotKernel:
             tops = [bounds(num_elements(t.shape))[1] for t in tensors]
             wide = any(top is None or top >= 1 << 31 for top in tops)
         self.wide = wide
-        self.emitter = _DotEmitter(self.names, self.dims, self.pointers, self.no_space, tile=True,
+        self.emitter = DotEmitter(self.names, self.dims, self.pointers, self.no_space, tile=True,
                                    wide=wide, libdevice=chip.has("libdevice"))
         made = dot_type(product)
         assert made is not None and product.row is not None
@@ -387,4 +388,4 @@ class _Reader:
         return name
 
 
-__all__ = ["Tiling", "product_kernel"]
+__all__ = ["DotEmitter", "Tiling", "product_kernel"]

@@ -14,8 +14,22 @@ from terrazzo.codegen.triton.maths import needed_functions
 from terrazzo.expr.ir import Program, Tensor
 from terrazzo.index import Index, Var, compile_python
 
-RESERVED = ("tl", "triton", "libdevice", "float", "range", "launch", "programs")
+RESERVED = ("tl", "gl", "gluon", "triton", "libdevice", "float", "range", "launch", "programs")
 MAX_WARPS = 32
+# Copies by descriptor have other names from Triton 3.7 on.
+GLUON_IMPORTS = """import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+send = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global"""
 SHORT_BLOCK = 1024  # a block that sizes make shorter than this has few elements for many warps
 
 
@@ -45,6 +59,9 @@ class Written:
     rules: LaunchRules
     stages: int = 0  # loads of a loop that are under way at once; 0: as Triton likes
     descriptors: bool = False  # whether it makes tensor descriptors, which take memory
+    gluon: bool = False  # whether it is Gluon: Triton with layouts and warps told by hand
+    helpers: tuple[str, ...] = ()  # functions of its own that it calls
+    registers: int = 0  # that a thread has at most; 0: as Triton likes
 
     @property
     def varies(self) -> bool:
@@ -58,14 +75,27 @@ class Written:
 
     def jit_text(self) -> str:
         """The kernel with the functions it calls, as Triton compiles it."""
+        if self.gluon:
+            return self._gluon_text()
         imports = ["import triton", "import triton.language as tl"]
         if any("libdevice." in line for line in self.lines):
             imports.append("from triton.language.extra import libdevice")
         parameters = [*self.pointers.values(), *self.dims.values(),
                       *(f"{name}: tl.constexpr" for name in self.constants)]
-        head = _wrapped(f"def {self.name}(", parameters, "):")
+        head = wrapped(f"def {self.name}(", parameters, "):")
         return "\n\n\n".join(["\n".join(imports), *needed_functions(self.lines),
                               "\n".join(["@triton.jit", *head, *self.lines])])
+
+    def _gluon_text(self) -> str:
+        """The same in Gluon, whose language has the operators of Triton's under another name."""
+        parameters = [*self.pointers.values(), *self.dims.values(),
+                      *(f"{name}: tl.constexpr" for name in self.constants)]
+        own = [*self.helpers, "\n".join([
+            "@gluon.jit", *wrapped(f"def {self.name}(", parameters, "):"), *self.lines])]
+        text = "\n\n\n".join([*needed_functions(own), *own])
+        own_name = "import triton.language as tl\n" * ("tl.PropagateNan" in text)  # not in Gluon
+        text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", text).replace("@triton.jit", "@gluon.jit")
+        return "\n\n\n".join([own_name + GLUON_IMPORTS, text])
 
 
 def warps_for(lanes: int, bits: int, rules: LaunchRules) -> int:
@@ -106,7 +136,7 @@ def _launch(program: Program, kernel: Written) -> list[str]:
     types = [f"{a}: {t.dtype.short}{dims_text(t.shape)}" for a, t in zip(arguments, tensors)]
     count = len(program.inputs)
     text = ", ".join(types[:count]) + " -> " + ", ".join(types[count:])
-    lines = [*_wrapped("def launch(", signature, "):"),
+    lines = [*wrapped("def launch(", signature, "):"),
              *_docstring(f"Run the kernel: {text.strip()}."), *sizes.lines]
     rules, programs = kernel.rules, kernel.programs
     known = isinstance(programs, int)
@@ -124,12 +154,14 @@ def _launch(program: Program, kernel: Written) -> list[str]:
             warps = f"{warps} if {name} >= {SHORT_BLOCK} else {kernel.few_warps}"
         given.append(f"{name}={name if isinstance(value, UpTo) else value}")
     given.append(f"num_warps={warps}")
-    if kernel.stages:
+    if kernel.registers:
+        given.append(f"maxnreg={kernel.registers}")
+    if kernel.stages and not kernel.gluon:
         given.append(f"num_stages={kernel.stages}")
     call = f"{kernel.name}[({grid},)]("
     if known and kernel.programs:
-        return [*lines, *_wrapped("    " + call, given, ")")]
-    return [*lines, "    if programs > 0:", *_wrapped("        " + call, given, ")")]
+        return [*lines, *wrapped("    " + call, given, ")")]
+    return [*lines, "    if programs > 0:", *wrapped("        " + call, given, ")")]
 
 
 def _find_sizes(tensors: Sequence[Tensor], arguments: Sequence[str],
@@ -153,7 +185,7 @@ def _docstring(text: str) -> list[str]:
     return [f'    """{lines[0].strip()}', *lines[1:], '    """']
 
 
-def _wrapped(head: str, items: Sequence[str], tail: str) -> list[str]:
+def wrapped(head: str, items: Sequence[str], tail: str) -> list[str]:
     """`head item, item tail`, on as many lines as it takes."""
     line = f"{head}{', '.join(items)}{tail}"
     if len(line) <= 100:

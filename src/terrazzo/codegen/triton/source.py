@@ -1,6 +1,7 @@
 """Prints a fused group as a Triton module: one kernel, and a `launch` that knows its grid.
 
-- A pointwise group runs over blocks of its elements in row-major order.
+- A pointwise group runs over blocks of its elements in row-major order, or over tiles of two
+  axes where it turns an operand.
 - Rows run one a program instance when they are contiguous, the whole row in one block if it fits.
 - Reductions down columns, and rows too short for an instance each, run as tiles: several rows
   beside each other, all reduced along the same direction.
@@ -15,12 +16,21 @@ from terrazzo.base.shapes import num_elements, unflatten
 from terrazzo.chips.spec import ChipSpec, LaunchRules
 from terrazzo.codegen.triton.emit import Emitter
 from terrazzo.codegen.triton.lines import Block, Names
-from terrazzo.codegen.triton.module import RESERVED, Size, UpTo, Written, module_text, warps_for
-from terrazzo.codegen.triton.spelling import type_text
+from terrazzo.codegen.triton.module import (
+    MAX_WARPS,
+    RESERVED,
+    Size,
+    UpTo,
+    Written,
+    module_text,
+    warps_for,
+)
+from terrazzo.codegen.triton.spelling import PRODUCT, type_text
+from terrazzo.codegen.triton.transposes import Tile, Turn, counts, tile_for, turn_of
 from terrazzo.errors import UnsupportedOperator
 from terrazzo.expr.collapse import collapse
 from terrazzo.expr.ir import Program, Tensor
-from terrazzo.index import Index, Var, bounds, ceildiv, coefficient, free_vars
+from terrazzo.index import Index, IndexExpr, Var, bounds, ceildiv, coefficient, free_vars
 
 POINTWISE_BLOCK = 4096  # bytes of an instance's elements: best of 2 to 16 KiB on an H200
 # A longer row does not fit the registers of one instance; half types are read again from the
@@ -32,6 +42,9 @@ LONG_ROW_BLOCK, ANY_ROW_BLOCK = 8192, 4096
 LONE_BLOCK = 1 << 14  # the same when one instance does it all, and only loads in flight help
 TILE, TILE_ROWS = 1024, (64, 32, 16)  # elements of a tile of columns; how many columns, from best
 SHORT_ROW, SHORT_TILE = 64, 1024  # rows up to this length share an instance, up to this in all
+# The same of rows of which nothing but results is written: best of 1 to 16 rows on an H200.
+READ_ROW, READ_TILE = 1024, 4096
+READ_BYTES = 64  # that a thread of those has under way
 
 _REASONS = {
     "contraction": "matrix products are printed by dot.py",
@@ -98,6 +111,7 @@ class _Kernel:
         self.instances: Index = 1
         self.rows_an_instance = 1
         self.looped = False
+        self.warps = blocks.warps  # 0: as many as its lanes want
         self.lanes = 1  # elements an instance holds at once, at most
         self.widest = max(t.dtype.bits for t in tensors)
         self.rules = LaunchRules() if chip is None else chip.launch
@@ -107,15 +121,19 @@ class _Kernel:
         self.row_extents = [a.extent for a in stages[0].axes[:self.rows]]
         self.columns = self.rows > 0 and runs_down_columns(program, self.rows)
         self.tile = self.rows > 0 and _prefers_tiles(program, self.rows)
+        self.streams = program.kind == "rows" and streams(program, self.rows)
+        self.turn = None if self.rows or program.kind == "rows" else turn_of(program)
         sizes = [num_elements(t.shape) for t in (*program.inputs, *stages)]
         if wide is None:
             wide = any(top is None or top >= 1 << 31 for top in (bounds(n)[1] for n in sizes))
         self.emitter = Emitter(self.names, self.dims, self.pointers, self.make_space,
-                               tile=self.tile, wide=wide,
+                               tile=self.tile or self.turn is not None, wide=wide,
                                libdevice=chip is not None and chip.has("libdevice"))
 
     def write(self) -> None:
-        if self.program.kind == "pointwise":
+        if self.turn is not None:
+            self.write_turned(self.turn)
+        elif self.program.kind == "pointwise":
             self.write_pointwise()
         else:
             self.write_rows()
@@ -123,9 +141,19 @@ class _Kernel:
     def written(self) -> Written:
         programs = ceildiv(self.instances, self.rows_an_instance)
         return Written(self.name, tuple(self.emitter.scopes[0].lines), self.pointers, self.dims,
-                       programs, self.constants, self.blocks.warps or warps_for(
-                           self.lanes, 32 if self.looped else self.widest, self.rules),
+                       programs, self.constants, self.warps or self.warps_by_rule(),
                        self.emitter.wide, self.rules)
+
+    def warps_by_rule(self) -> int:
+        if self.streams:  # what is read is added up at once, so registers do not limit it
+            lines = self.lanes * self.read_bytes // (32 * READ_BYTES)
+            return self.rules.warps_for(max(1, min(MAX_WARPS, lines)))
+        return warps_for(self.lanes, 32 if self.looped else self.widest, self.rules)
+
+    @property
+    def read_bytes(self) -> int:
+        """Of an element of the widest operand."""
+        return max((t.dtype.itemsize for t in self.program.inputs), default=4)
 
     def instance(self) -> str:
         return "tl.program_id(0).to(tl.int64)" if self.emitter.wide else "tl.program_id(0)"
@@ -156,6 +184,49 @@ class _Kernel:
                 emitter.axes = dict(zip(places, stages[0].axes))
         for stage in self.program.outputs:
             emitter.store(stage, places, emitter.stage_value(stage, places))
+
+    def write_turned(self, turn: Turn) -> None:
+        """A pointwise group over tiles: positions of one axis down, of another across."""
+        emitter, axes = self.emitter, self.program.stages[0].axes
+        extents = [a.extent for a in axes]
+        tile = self.turned_tile(turn, extents)
+        sides = {turn.down: ("down", self.constant("ROWS", tile.down), tile.down, "[:, None]"),
+                 turn.across: ("across", self.constant("BLOCK", tile.across), tile.across,
+                               "[None, :]")}
+        grid = counts(turn, extents, tile.down, tile.across)
+        self.instances, self.warps = num_elements(grid), tile.warps
+        self.skip_extra_programs()
+        number = _base("number", self.instances)
+        emitter.add_block(Block(number, self.names.fresh("tile"), self.instances, self.instance(),
+                                "", True))
+        places: list[Index] = []
+        for d, (axis, at) in enumerate(zip(axes, unflatten(number, grid), strict=True)):
+            places.append(at)
+            if d not in sides:
+                if isinstance(at, IndexExpr):
+                    emitter.axes[at] = axis
+                continue
+            side, size, lanes, direction = sides[d]
+            exact = isinstance(axis.extent, int) and axis.extent % lanes == 0
+            places[d] = var = _base(side, axis.extent)
+            start = emitter.index(at)
+            here = f"{start.inside(PRODUCT)} * {size} + " if start.text != "0" else ""
+            emitter.add_block(Block(var, self.names.fresh(axis.var.name), axis.extent,
+                                    f"{here}tl.arange(0, {size}){direction}", size, exact))
+        for stage in self.program.outputs:
+            emitter.store(stage, places, emitter.stage_value(stage, places))
+
+    def turned_tile(self, turn: Turn, extents: list[Index]) -> Tile:
+        cores = self.chip.cores if self.chip is not None else 1
+        rule, chosen = tile_for(turn, extents, self.widest, cores), self.blocks
+        return Tile(chosen.rows or rule.down, chosen.block or rule.across,
+                    chosen.warps or self.rules.warps_for(rule.warps))
+
+    def skip_extra_programs(self) -> None:
+        if not self.exact_grid:
+            total = self.emitter.index(self.instances).text
+            self.emitter.line(f"if tl.program_id(0) >= {total}:", frozenset())
+            self.emitter.line("    return  # the chip rounds grids up", frozenset())
 
     # ------------------------------------------------------------ rows
     def write_rows(self) -> None:
@@ -199,10 +270,8 @@ class _Kernel:
             size = self.constant("ROWS", rows)
             declaration += f" * {size} + tl.arange(0, {size})[None, :]"
             exact = self.exact_grid and isinstance(total, int) and total % rows == 0
-        elif not self.exact_grid:
-            self.emitter.line(f"if tl.program_id(0) >= {self.emitter.index(total).text}:",
-                              frozenset())
-            self.emitter.line("    return  # the chip rounds grids up", frozenset())
+        else:
+            self.skip_extra_programs()
         self.emitter.row = Block(var, name, total, declaration, size, exact)
         self.emitter.add_block(self.emitter.row)
         self.emitter.variable(var)
@@ -211,15 +280,25 @@ class _Kernel:
             self.emitter.axes = dict(zip(places, axes))
         return places
 
+    @property
+    def short_row(self) -> int:
+        """The longest row of those that share an instance."""
+        return READ_ROW if self.streams else SHORT_ROW
+
     def tile_rows(self) -> int:
         """Rows of a tile: many for wide loads, but not so many that multiprocessors idle."""
         rows = num_elements(self.row_extents)
         if self.blocks.rows:
             return min(self.blocks.rows, _power_of_two(rows))
         longest = longest_row(self.program)
-        if longest is not None and longest <= SHORT_ROW and not self.columns:
-            return min(SHORT_TILE // _power_of_two(longest), _power_of_two(rows))
         cores = self.chip.cores if self.chip is not None else 1
+        if longest is not None and longest <= self.short_row and not self.columns:
+            wanted = SHORT_TILE // _power_of_two(longest)
+            if self.streams:  # larger tiles, if there are enough of them
+                wanted = max(1, READ_TILE // _power_of_two(longest))
+                while isinstance(rows, int) and wanted > 1 and rows < 2 * cores * wanted:
+                    wanted //= 2
+            return min(wanted, _power_of_two(rows))
         enough = [n for n in TILE_ROWS if not isinstance(rows, int) or rows >= 2 * cores * n]
         return min(enough[0] if enough else TILE_ROWS[-1], _power_of_two(rows))
 
@@ -227,7 +306,8 @@ class _Kernel:
         """How positions of a row are taken: all at once, or in a loop."""
         most = ROW_BLOCK if self.widest == 32 else NARROW_ROW_BLOCK
         if self.tile:  # sums of columns stay in their lanes, so few positions at a time will do
-            most = max(TILE // self.rows_an_instance, 4 if self.columns else SHORT_ROW)
+            least = 4 if self.columns else self.short_row
+            most = self.blocks.block or max(TILE // self.rows_an_instance, least)
         step = most
         if not self.tile:
             step = LONG_ROW_BLOCK if isinstance(extent, int) else ANY_ROW_BLOCK
@@ -288,8 +368,31 @@ def _prefers_tiles(program: Program, rows: int) -> bool:
            for stage in program.stages for node in _reductions(stage) for a in node.axes):
         return False  # each row has its own length
     longest = longest_row(program)
+    short = READ_ROW if streams(program, rows) else SHORT_ROW
     return bool(program.attrs.get("tiles")) or runs_down_columns(program, rows) or (
-        longest is not None and longest <= SHORT_ROW)
+        longest is not None and longest <= short)
+
+
+def streams(program: Program, rows: int) -> bool:
+    """Whether all that a program does is to read rows once, and to write results of them.
+
+    Windows, which overlap, and products are something else; columns have wide loads anyway.
+    """
+    if program.attrs.get("tiles") or any(len(o.axes) != rows for o in program.outputs):
+        return False
+    if runs_down_columns(program, rows):
+        return False
+    return all(len(node.axes) == 1 and all(_is_beside(n, node.axes[0].var)
+                                           for n in loads(node.value))
+               for stage in program.stages for node in _reductions(stage))
+
+
+def _is_beside(load: Load, var: Var) -> bool:
+    """Whether what an index numbers lies side by side in memory."""
+    if load.source.body is not None:
+        return True
+    return not any(isinstance(i, Scalar) for i in load.indices) and (
+        coefficient(load.source.flat(load.indices), var) == 1)
 
 
 def runs_down_columns(program: Program, rows: int) -> bool:

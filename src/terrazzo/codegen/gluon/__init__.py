@@ -1,0 +1,1 @@
+"""Kernels in Gluon: Triton where layouts, copies and the roles of warps are told by hand."""
