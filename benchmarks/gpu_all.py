@@ -12,6 +12,7 @@ something failed, and says what.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -32,8 +33,9 @@ def steps(folder: Path, simulated: bool) -> dict[str, list[str]]:
         f"operators, {kind}": ["torch_operators.py", "--place", place, "--dtype", kind, "--samples",
                                "2", "--kept", f"{folder}/operators_{kind}.jsonl"]
         for kind in ("float32", "bfloat16")}
+    jobs = [] if simulated else ["--jobs", str(os.cpu_count() or 1)]  # most of it is compiling
     return {"kernels": ["gpu.py", *told, "--kept", f"{folder}/kernels.jsonl"],
-            "models": [*models, "--ways", QUICK_WAYS], **operators,
+            "models": [*models, *jobs, "--ways", QUICK_WAYS], **operators,
             "models by max-autotune": models}
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_models.py [--seconds 540] [--kept models.jsonl] [bert_base ...]
     python benchmarks/gpu_models.py --ways ours,default            # without max-autotune
+    python benchmarks/gpu_models.py --jobs 16                      # compiling side by side
     python benchmarks/gpu_models.py --simulate                     # small models, on the CPU
 
 Models are those of zoo.py by its names, with random weights, in float16 and bfloat16, at batch 1
@@ -12,18 +13,26 @@ least of several runs of 20 calls in a row, in us, and of the host alone in brac
 launches is compared with `torch.compile`, ours by CUDA graphs with `max-autotune`, which uses them
 too and comes last. Results are compared with float64's: an error may be twice that of torch's own
 half precision, or a few roundings of the type.
+
+With `--jobs` each model has a process of its own, which compiles in all ways while others do, and
+is timed when none compiles any more, alone. What Inductor measures for `max-autotune` is measured
+by one process at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import fcntl
 import logging
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -151,21 +160,117 @@ def exported(case: Case, folder: Path) -> Path:
     return path
 
 
-def timed(cell: Cell, way: str, machine: Machine) -> Measured:
-    """One model in one way: microseconds of a call, and of the host alone."""
+Ready = dict[str, tuple[Callable[[], Any], float]]  # calls, and seconds of the first of each
+
+
+def ready(cell: Cell, way: str, machine: Machine, folder: Path) -> Ready:
+    """The calls of one model in one way, each of which was made once and is right."""
     case = Case.of(cell, machine)
     torch._dynamo.reset()
-    lines, figures = [], []
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+    made: Ready = {}
+    with torch.inference_mode():
         start = time.perf_counter()
-        for word, run in runs_of(case, way, machine, Path(folder)).items():
+        for word, run in runs_of(case, way, machine, folder).items():
             case.check(run())
-            first = time.perf_counter() - start
+            made[word] = run, time.perf_counter() - start
+            start = time.perf_counter()
+    return made
+
+
+def timed(calls: Ready, machine: Machine) -> Measured:
+    """Microseconds of each call, and of the host alone."""
+    lines, figures = [], []
+    with torch.inference_mode():
+        for word, (run, first) in calls.items():
             whole, host = machine.back_to_back(run)
             lines.append(f"{word} {whole:.0f} us (host {host:.0f}, first call {first:.1f} s)")
             figures.append(Figure("d times, us", word, whole))
-            start = time.perf_counter()
     return ", ".join(lines), figures
+
+
+def alone(cell: Cell, way: str, machine: Machine) -> Measured:
+    """One model in one way, compiled and timed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return timed(ready(cell, way, machine, Path(folder)), machine)
+
+
+# ---------------------------------------------------------------- side by side
+@contextlib.contextmanager
+def held(lock: Path | None, how: int) -> Iterator[None]:
+    """A lock that processes share: with others (LOCK_SH), or alone (LOCK_EX)."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+def tune_in_turns(lock: Path) -> None:
+    """Let Inductor measure its choices while no other process does: they would measure both."""
+    from torch._inductor.runtime import benchmarking
+
+    kind = type(benchmarking.benchmarker)
+    for name in ("benchmark_gpu", "benchmark_many_gpu"):
+        measure = getattr(kind, name, None)
+        if measure is not None:
+            def alone(*given: Any, measure: Any = measure, **named: Any) -> Any:
+                if lock in _TUNING:  # one of these calls the other
+                    return measure(*given, **named)
+                _TUNING.add(lock)
+                try:
+                    with held(lock, fcntl.LOCK_EX):
+                        return measure(*given, **named)
+                finally:
+                    _TUNING.discard(lock)
+
+            setattr(kind, name, alone)
+
+
+_TUNING: set[Path] = set()
+
+
+def one_beside_others(cell: Cell, ways: Sequence[str], machine: Machine, report: Report,
+                      folder: Path) -> None:
+    """All ways of one model: compiled while others compile, timed when none does."""
+    calls: dict[str, Callable[[], Measured]] = {}
+
+    def failing(error: Exception) -> Callable[[], Measured]:
+        def run() -> Measured:
+            raise error
+
+        return run
+
+    tune_in_turns(folder / "tuning")
+    with held(folder / "compiling", fcntl.LOCK_SH), tempfile.TemporaryDirectory() as own:
+        for way in ways:
+            try:
+                made = ready(cell, way, machine, Path(own))
+                calls[way] = lambda made=made: timed(made, machine)  # type: ignore[misc]
+            except Exception as error:
+                calls[way] = failing(error)
+    with held(folder / "compiling", fcntl.LOCK_EX):
+        for way, run in calls.items():
+            report.measure(f"{cell}, {way}", run)
+
+
+def side_by_side(cells: Sequence[Cell], jobs: int, told: argparse.Namespace) -> None:
+    """A process for each model that is not in the kept file yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        def run(cell: Cell) -> None:
+            command = [sys.executable, __file__, "--beside", folder, "--kept", str(told.kept),
+                       "--ways", told.ways, "--kinds", cell.kind, "--batches", str(cell.batch),
+                       *(["--simulate"] if told.simulate else []), cell.name]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True,
+                                      timeout=told.seconds, check=False)
+                say((done.stdout if done.returncode == 0 else done.stdout + done.stderr[-3000:]
+                     ).strip())
+            except subprocess.TimeoutExpired as late:
+                say(f"{cell}: took longer than {told.seconds:.0f} s\n{late.stdout or ''}")
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(run, cells))
 
 
 def compared(cell: Cell, report: Report) -> Measured:
@@ -188,6 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", default=",".join(WAYS), help="with commas")
     parser.add_argument("--kinds", default="float16,bfloat16")
     parser.add_argument("--batches", default="1,32")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; more want a --kept file")
+    parser.add_argument("--beside", type=Path, help=argparse.SUPPRESS)  # others, by a folder
     parser.add_argument("models", nargs="*", default=MODELS)
     told = parser.parse_args(arguments)
     machine = Machine.started(told.simulate)
@@ -196,16 +303,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             recipe = zoo.RECIPES[name]
             zoo.RECIPES[name] = replace(recipe, settings={**recipe.settings, **settings},
                                         inputs=inputs)
-    say(str(machine))
-    report = Report(told.seconds, told.kept, told.only)
+    if told.beside is None:
+        say(str(machine))
     cells = [Cell(name, kind, int(batch)) for name in told.models for kind in told.kinds.split(",")
              for batch in told.batches.split(",")]
     ways = told.ways.split(",")
+    if told.jobs > 1:
+        if told.kept is None:
+            parser.error("--jobs wants a --kept file, by which processes tell what they found")
+        side_by_side(cells, told.jobs, told)
+    report = Report(told.seconds, told.kept, told.only)
+    if told.beside is not None:
+        for cell in cells:
+            one_beside_others(cell, ways, machine, report, told.beside)
+        return int(bool(report.failed))
     quick = [w for w in WAYS if w in ways and w != "max-autotune"]
-    for some in (quick, [w for w in ways if w == "max-autotune"]):
+    for some in (quick, [w for w in ways if w == "max-autotune"]) if told.jobs == 1 else ():
         for cell in cells:
             for way in some:
-                report.measure(f"{cell}, {way}", lambda: timed(cell, way, machine))  # noqa: B023
+                report.measure(f"{cell}, {way}", lambda: alone(cell, way, machine))  # noqa: B023
     for cell in cells:
         report.derive(f"{cell}", lambda: compared(cell, report))  # noqa: B023
     report.mean("d torch.compile", "default", 1.2)

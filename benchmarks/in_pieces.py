@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,16 +25,22 @@ Outcome = dict[str, Any]
 
 def outcomes(command: Sequence[str], names: Sequence[str], jobs: int, together: int,
              seconds: float, tell: Callable[[Outcome], None] = lambda _: None,
-             end: float = math.inf) -> dict[str, Outcome]:
+             end: float = math.inf, keep: Callable[[Sequence[Outcome]], None] = lambda _: None
+             ) -> dict[str, Outcome]:
     """What became of each name; a process may take so many seconds.
 
-    Of names that no process was begun for until the `end` nothing is told.
+    What a process found is kept when it ends, in any order, and told at the end of all. Of names
+    that no process was begun for until the `end` nothing is told.
     """
     found: dict[str, Outcome] = {}
+    one_at_a_time = threading.Lock()
 
     def piece(part: Sequence[str]) -> list[Outcome]:
         left = end - time.monotonic()
-        return _apart(command, part, min(seconds, left)) if left > 0 else []
+        made = _apart(command, part, min(seconds, left)) if left > 0 else []
+        with one_at_a_time:
+            keep(made)
+        return made
 
     with ThreadPoolExecutor(jobs) as pool:
         count = max(1, -(-len(names) // together))

@@ -33,7 +33,7 @@ import time
 import unittest
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -393,14 +393,17 @@ def all_of(known: dict[str, Any], dtype: Any, given: argparse.Namespace) -> dict
                "--place", given.place]
     parts = units(known, dtype, given.samples)
     before = kept(given.kept)
+
+    def keep(parts: Sequence[Outcome]) -> None:
+        if given.kept:
+            with given.kept.open("a") as file:
+                file.writelines(json.dumps(part) + "\n" for part in parts if "why" not in part)
+
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TZ_CACHE_DIR": cache, "TZ_THREADS": "1"}  # processes are enough
         os.environ |= Place(given.place).environment
         found = outcomes(command, [p for p in parts if p not in before], given.jobs, TOGETHER,
-                         LIMIT * 4, end=time.monotonic() + given.seconds)
-    if given.kept:
-        with given.kept.open("a") as file:
-            file.writelines(json.dumps(part) + "\n" for part in found.values() if "why" not in part)
+                         LIMIT * 4, end=time.monotonic() + given.seconds, keep=keep)
     found |= {part: before[part] for part in parts if part in before}
     left = sorted({unit.rpartition("@")[0] for unit in parts if unit not in found})
     if left:

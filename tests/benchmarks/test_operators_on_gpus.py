@@ -65,6 +65,19 @@ def test_what_no_time_is_left_for_is_not_begun() -> None:
     assert in_pieces.outcomes(["false"], ["a", "b"], 1, 1, 9.0, end=time.monotonic() - 1) == {}
 
 
+def test_what_a_process_found_is_kept_when_it_ends(tmp_path: Path) -> None:
+    """A command that is stopped loses what is under way, and nothing else."""
+    script = tmp_path / "finds.py"
+    script.write_text("import json, sys\n"
+                      "names = sys.argv[sys.argv.index('--names') + 1:]\n"
+                      "file = open(sys.argv[sys.argv.index('--out') + 1], 'w')\n"
+                      "file.writelines(json.dumps({'name': n}) + '\\n' for n in names)\n")
+    kept: list[list[str]] = []
+    found = in_pieces.outcomes([sys.executable, str(script)], ["a", "b", "c", "d"], 1, 2, 60.0,
+                               keep=lambda part: kept.append([row["name"] for row in part]))
+    assert sorted(kept) == [["a", "c"], ["b", "d"]] and sorted(found) == ["a", "b", "c", "d"]
+
+
 def test_what_was_found_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "found.jsonl"
     assert torch_operators.kept(None) == torch_operators.kept(file) == {}
