@@ -93,6 +93,14 @@ def _steps(x, out, STEPS: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr):
     tl.store(out + i, total)
 
 
+@triton.jit
+def _of_numbers(out, STEPS: tl.constexpr, N: tl.constexpr):
+    v = tl.arange(0, N)
+    for _ in tl.static_range(STEPS):
+        v = v * v + v
+    tl.store(out + tl.arange(0, N // 2), tl.sum(tl.reshape(v, (N // 2, 2)), 1))
+
+
 def _calls(steps: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many functions our own stages of a compilation call."""
     profile = cProfile.Profile()
@@ -113,6 +121,15 @@ def test_compiling_is_linear_in_the_number_of_operations(
     once, twice = (_calls(steps, kind, monkeypatch) for steps in (100, 200))
     assert once > 10_000
     assert twice < 2.1 * once
+
+
+def test_what_is_made_of_numbers_alone_is_looked_at_once() -> None:
+    """Each step asks for the one before twice, and all of them are fixed."""
+    out, v = torch.zeros(32, dtype=torch.int32), torch.arange(64, dtype=torch.int32)
+    _of_numbers[(1,)](out, 60, 64)
+    for _ in range(60):
+        v = v * v + v
+    assert torch.equal(out, v.view(32, 2).sum(1, dtype=torch.int32))
 
 
 def test_garbage_is_collected_again_after_compiling() -> None:

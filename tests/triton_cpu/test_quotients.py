@@ -44,6 +44,47 @@ def of_negatives(out, A: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + BLOCK // 2 + i, (i % A) * 1000 + i // A)
 
 
+@triton.jit
+def parts(x, y, z, out, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr):
+    """Three tensors of rows of 32, one after the other in one launch; every other row is left out.
+
+    What a program does tells that its place in a tensor is not negative.
+    """
+    program = tl.program_id(0)
+    if program < FIRST:
+        i = program * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + program * BLOCK + tl.arange(0, BLOCK), tl.load(x + i // 32 * 64 + i % 32))
+    elif program < FIRST + SECOND:
+        i = (program - FIRST) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + program * BLOCK + tl.arange(0, BLOCK), tl.load(y + i // 32 * 64 + i % 32))
+    else:
+        i = (program - FIRST - SECOND) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + program * BLOCK + tl.arange(0, BLOCK), tl.load(z + i // 32 * 64 + i % 32))
+
+
+@triton.jit
+def ended(x, out, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    if program < FIRST:
+        return
+    i = (program - FIRST) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i // 32 * 64 + i % 32))
+
+
+@triton.jit
+def of_either(x, out, chosen, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    """Branches that say nothing of what is divided, or that it may be negative."""
+    program = tl.program_id(0)
+    i = (program - FIRST) * BLOCK + tl.arange(0, BLOCK)
+    place = program * BLOCK + tl.arange(0, BLOCK)
+    if tl.load(chosen + program) > 0:
+        tl.store(out + place, i // 32 * 1000 + i % 32)
+    elif (program >= 1) & (program < FIRST):
+        tl.store(out + place, i // 16 * 1000 + i % 16)
+    elif program < FIRST + 1:
+        tl.store(out + place, i // 64 * 1000 + i % 64)
+
+
 def loops_of(kernel: object) -> str:
     (kernels, *_), = kernel.device_caches.values()
     return str(list(kernels.values())[-1].asm["loop"])
@@ -92,3 +133,34 @@ def test_negative_numbers_are_divided_towards_zero(a: int) -> None:
     i = torch.arange(256) - 128
     quotient = torch.div(i, a, rounding_mode="trunc")
     assert torch.equal(out, ((i - quotient * a) * 1000 + quotient).int())
+
+
+@pytest.mark.parametrize("block", [64, 256])
+def test_what_a_branch_tells(block: int) -> None:
+    counts = (2, 3, 4)
+    given = [torch.randn(n * block // 32, 64) for n in counts]
+    out = torch.zeros(sum(counts) * block)
+    parts[(sum(counts),)](*given, out, *counts[:2], BLOCK=block)
+    assert torch.equal(out, torch.cat([x[:, :32].flatten() for x in given]))
+    read = re.findall(r"= [xyz]\[(.*?)\]", loops_of(parts))
+    assert len(read) == 3 and not re.search("fmod|rest\\w* (//|%)", "".join(read))
+
+
+def test_what_an_early_end_tells() -> None:
+    x, out = torch.randn(32, 64), torch.zeros(1024)
+    ended[(3 + 4,)](x, out, 3, BLOCK=256)
+    assert torch.equal(out, x[:, :32].flatten())
+    (address,) = set(re.findall(r"= x\[(.*?)\]", loops_of(ended)))
+    assert "fmod" not in address and "//" not in address
+
+
+def test_branches_that_tell_nothing() -> None:
+    first, block = 3, 64
+    chosen = torch.tensor([1, 0, 0, 0, 1], dtype=torch.int32)
+    out = torch.zeros(5 * block, dtype=torch.int32)
+    of_either[(5,)](out, out, chosen, first, BLOCK=block)
+    for program, row in enumerate((32, 16, 16, 64, 32)):
+        i = (program - first) * block + torch.arange(block)
+        quotient = torch.div(i, row, rounding_mode="trunc")
+        expected = (quotient * 1000 + i - quotient * row).int()
+        assert torch.equal(out[program * block:][:block], expected)

@@ -71,6 +71,35 @@ def test_masks_of_atomics_take_their_time_whatever_they_hold() -> None:
     assert all_of_them == none < 1.5 * plain
 
 
+@triton.jit
+def rows_of(x, FIRST: tl.constexpr, out, BLOCK: tl.constexpr):
+    """Every other row of 64 elements, from a program on."""
+    i = (tl.program_id(0) - FIRST) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i // 64 * 128 + i % 64))
+
+
+@triton.jit
+def two_in_one(x, y, out, other, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    if program < FIRST:
+        rows_of(x, 0, out, BLOCK)
+    else:
+        rows_of(y, FIRST, other, BLOCK)
+
+
+def test_kernels_that_share_a_launch_move_what_they_move_apart() -> None:
+    """As Inductor's combo kernels do: the second one's places count from where the first ends."""
+    x, y, out, other = normal(2 * 24 * 512), normal(2 * 24 * 512, seed=1), zeros(24 * 512), zeros(
+        24 * 512)
+    with gcu.trace() as trace:
+        rows_of[(24,)](x, 0, out, BLOCK=512)
+        two_in_one[(48,)](x, y, out, other, 24, BLOCK=512)
+    for made, given in ((out, x), (other, y)):
+        np.testing.assert_array_equal(made.numpy(), given.values.reshape(-1, 128)[:, :64].ravel())
+    alone, both = (record.counts for record in trace.records)
+    assert both[3] == 2 * alone[3] == 2 * out.values.nbytes and both[4] == 2 * alone[4]
+
+
 # ---------------------------------------------------------------- autotuning
 def _tuned() -> Any:
     configs = [triton.Config({"BLOCK": block}, num_warps=warps)

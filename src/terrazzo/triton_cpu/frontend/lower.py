@@ -64,6 +64,7 @@ class Lowering:
         self.done: set[Op] = set()
         self.precise = any(op.name == "tt.precise_divf" for op in walk(module.entry.regions[0]))
         self.turns: Index = 1  # of all loops around what is being lowered
+        self.known: tuple[Index, ...] = ()  # not negative, by the branches around it
         self.uses = find_uses(module.entry.regions[0])
 
     # ------------------------------------------------------------ names, statements, buffers
@@ -73,12 +74,14 @@ class Lowering:
     def emit(self, stmt: Stmt) -> None:
         self.items.append(stmt)
 
-    def inside(self, body: Callable[[], None]) -> Stmt:
-        """The statements that `body` emits, as one."""
+    def inside(self, body: Callable[[], None], known: Sequence[Index] = ()) -> Stmt:
+        """The statements that `body` emits, as one; where some integers are not negative."""
         outer, self.items = self.items, []
+        before, self.known = self.known, (*self.known, *known)
         already = len(self.memory.kept)
         body()
         inner, self.items = closed(fused(self.items)), outer
+        self.known = before
         # Nobody knows whether it ran: what it was the first to write is not in memory after it.
         while len(self.memory.kept) > already:
             value, compute, buffer, weight = self.memory.kept.pop()
@@ -92,7 +95,7 @@ class Lowering:
     def nest(self, shape: Sequence[int], writes: Callable[[Indices], list[Write]],
              innermost: int | None = None) -> Stmt:
         return loops(shape, self.fresh, writes, innermost, self.precise,
-                     foreseen=self.target.scratchpad)
+                     foreseen=self.target.scratchpad, known=self.known)
 
     def index(self, value: Value) -> Index:
         """An integer scalar as an index, named if it has no other form."""

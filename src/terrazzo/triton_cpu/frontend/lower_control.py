@@ -18,6 +18,7 @@ from terrazzo.triton_cpu.frontend.lower import Handler, Lowering
 from terrazzo.triton_cpu.frontend.nest import Write
 from terrazzo.triton_cpu.frontend.patience import Patience
 from terrazzo.triton_cpu.frontend.pointers import address, kept, memory_type
+from terrazzo.triton_cpu.frontend.quotients import not_negative
 from terrazzo.triton_cpu.frontend.state import Lazy
 from terrazzo.triton_cpu.frontend.ttir import Block, Op, Type, walk
 from terrazzo.triton_cpu.frontend.uses import LAZY, find_uses
@@ -52,10 +53,11 @@ def blocks(lowering: Lowering, all_blocks: Sequence[Block],
         no = end.operands[1 + yes_count: 1 + yes_count + no_count]
         condition = lowering.env[end.operands[0]].scalar()
         lazy, done = lowering.lazy.copy(), set(lowering.done)
-        then = lowering.inside(lambda: jump(end.successors[0], yes))
+        then = lowering.inside(lambda: jump(end.successors[0], yes), not_negative(condition))
         # Both ways may lead through the same blocks.
         lowering.lazy, lowering.done = lazy, done
-        orelse = lowering.inside(lambda: jump(end.successors[1], no))
+        orelse = lowering.inside(lambda: jump(end.successors[1], no),
+                                 not_negative(condition, holds=False))
         lowering.emit(If(condition, then, orelse))
 
     def jump(label: str, operands: Sequence[str]) -> None:
@@ -325,9 +327,10 @@ def _if(lowering: Lowering, op: Op) -> None:
 
     condition = lowering.operand(op, 0).scalar()
     outer = lowering.lazy.copy()
-    then = lowering.inside(lambda: branch(op.regions[0]))
+    then = lowering.inside(lambda: branch(op.regions[0]), not_negative(condition))
     lowering.lazy = outer.copy()
-    orelse = lowering.inside(lambda: branch(op.regions[1])) if op.regions[1] else None
+    orelse = lowering.inside(lambda: branch(op.regions[1]), not_negative(
+        condition, holds=False)) if op.regions[1] else None
     lowering.lazy = outer
     lowering.emit(If(condition, then, orelse))
     for c, name in zip(results, op.results, strict=True):

@@ -322,7 +322,7 @@ def _copy(lowering: Lowering, value: Value, place: Place, width: int, twice: boo
         return [Write(place.buffer, at, cast(element, place.buffer.dtype))]
 
     return loops(shape, lowering.fresh, writes, precise=lowering.precise, twice=twice,
-                 foreseen=lowering.target.scratchpad)
+                 foreseen=lowering.target.scratchpad, known=lowering.known)
 
 
 def _lying(lowering: Lowering, value: Value) -> _Lying | None:

@@ -72,19 +72,19 @@ Fresh = Callable[..., Var]
 
 def loops(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[Write]],
           innermost: int | None = None, precise: bool = False, twice: bool = True,
-          foreseen: bool = False) -> Stmt:
+          foreseen: bool = False, known: Sequence[Index] = ()) -> Stmt:
     """Loops over all elements of a tile that do some stores, in order, for each of them.
 
     Unless they shall be precise, divisions by what stays the same in a loop are products. `twice`
     allows for a second copy of the loops, for tiles that lie inside their tensors as a whole.
     Quotients in addresses that do not go in steps are `foreseen` where tiles are brought to the
-    chip as a whole; else they are computed, for a gather.
+    chip as a whole; else they are computed, for a gather. `known` integers are not negative here.
     """
     if innermost is None and len(shape) > 2:
         one = _flat_loop(shape, fresh, writes, precise)
         if one is not None:
             return one
-    axes, made = _axes(shape, fresh, writes, foreseen)
+    axes, made = _axes(shape, fresh, writes, foreseen, known)
     ranges = {v: n for axis in axes for v, n in axis}
     if not ranges:
         return _straight(made, fresh)
@@ -112,7 +112,7 @@ Axis = list[tuple[Var, int]]  # the loops over a dimension, outside in
 
 
 def _axes(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[Write]],
-          foreseen: bool) -> tuple[list[Axis], list[Write]]:
+          foreseen: bool, known: Sequence[Index]) -> tuple[list[Axis], list[Write]]:
     """Loops over each dimension of a tile, and its stores in them.
 
     Where addresses take a dimension apart, by quotients, it has two: over rows and in a row.
@@ -138,9 +138,11 @@ def _axes(shape: Sequence[int], fresh: Fresh, writes: Callable[[Indices], list[W
         return foreseen or all(coefficient(index, var) is not None for var in steady)
 
     return axes, [replace(
-        w, value=read_quotients(w.value, w.mask, accepts),
-        index=read_quotients(w.index, w.mask, accepts) if isinstance(w.index, Scalar) else w.index,
-        mask=None if w.mask is None else read_quotients(w.mask, None, accepts)) for w in made]
+        w, value=read_quotients(w.value, w.mask, accepts, known),
+        index=read_quotients(w.index, w.mask, accepts, known) if isinstance(w.index, Scalar) else (
+            w.index),
+        mask=None if w.mask is None else read_quotients(w.mask, None, accepts, known))
+        for w in made]
 
 
 def _index(axis: Axis) -> Index:

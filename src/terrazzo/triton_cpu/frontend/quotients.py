@@ -69,7 +69,17 @@ class Quotients:
 
     def _not_negative(self, number: Index) -> bool:
         return self.known is None or proves_le(0, number) or any(
-            proves_le(0, number - k) for k in self.known)
+            proves_le(0, number - times * k) for k in self.known for times in _times(k, number))
+
+
+def _times(part: Index, number: Index) -> set[int]:
+    """How often a part may be in a number: once, or as often as some variable that both have."""
+    found = {1}
+    for var in free_vars(part) & free_vars(number):
+        ours, whole = coefficient(part, var), coefficient(number, var)
+        if isinstance(ours, int) and isinstance(whole, int) and whole * ours > 0:
+            found.add(abs(whole) // abs(ours))
+    return found
 
 
 def _truncated(node: Call) -> Scalar:
@@ -85,27 +95,34 @@ def _truncated(node: Call) -> Scalar:
 
 
 # ---------------------------------------------------------------- expressions of a loop nest
-def read_quotients(root: Scalar, mask: Scalar | None, accepts: Accepts) -> Scalar:
-    """The same for all of an expression, whose masked loads tell more of their addresses."""
+def read_quotients(root: Scalar, mask: Scalar | None, accepts: Accepts,
+                   known: Sequence[Index] = ()) -> Scalar:
+    """The same for all of an expression, whose masked loads tell more of their addresses.
+
+    Some integers are known not to be negative.
+    """
     table: dict[int, Scalar] = {}
-    known = _facts(mask)
+    known = [*known, *not_negative(mask)]
     plain = Quotients(known)
     for node in walk(root):
         if isinstance(node, Call) and node.op == "where" and isinstance(node.args[1], Load):
             load = node.args[1]
             address = load.indices[0]
             if isinstance(address, Scalar) and has_quotients((address,)):
-                guarded = Quotients([*known, *_facts(node.args[0])])
+                guarded = Quotients([*known, *not_negative(node.args[0])])
                 table[id(load)] = Load(load.dtype, load.source, (guarded.read(address, accepts),))
     return plain.read(replaced(root, table) if table else root, accepts)
 
 
-def _facts(condition: Scalar | None) -> list[Index]:
-    """Integers that are not negative where a condition holds."""
+def not_negative(condition: Scalar | None, holds: bool = True) -> list[Index]:
+    """Integers that are not negative where a condition holds, or where it does not."""
     if condition is None:
         return []
-    apart = [distance(Reader(None).settle(part)) for part in conjuncts(condition)]
-    return [-1 - negative for negative in apart if negative is not None]
+    parts = conjuncts(condition)
+    if not holds and len(parts) != 1:
+        return []  # any of them may be what fails
+    apart = [distance(Reader(None).settle(part)) for part in parts]
+    return [-1 - negative if holds else negative for negative in apart if negative is not None]
 
 
 def row_lengths(roots: Iterable[Scalar], ranges: Mapping[Var, int]) -> dict[Var, int]:

@@ -31,6 +31,7 @@ class Uses:
     loop: dict[Op, Op | None] = field(default_factory=dict)  # the loop an operation is in
     roots: dict[str, str | None] = field(default_factory=dict)  # see `find_roots`
     makers: dict[str, Op] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)  # made of nothing but literals and ranges
 
     def needed_again(self, name: str) -> bool:
         """Whether more than one loop nest will ask for a value."""
@@ -44,18 +45,12 @@ class Uses:
         The last is empty where all of it is fixed.
         """
         way = [pair.operands[0]]
-        while not self.is_fixed(way[-1]):
+        while way[-1] not in self.fixed:
             maker = self.makers.get(way[-1])
             if maker is None or maker.name not in _THIN:
                 return way
-            way.append(next(o for o in maker.operands if not self.is_fixed(o)))
+            way.append(next(o for o in maker.operands if o not in self.fixed))
         return [""]
-
-    def is_fixed(self, name: str) -> bool:
-        """Whether a value is made of nothing but literals and ranges."""
-        maker = self.makers.get(name)
-        return maker is not None and maker.name in LAZY and maker.name != "tt.load" and all(
-            self.is_fixed(o) for o in maker.operands)
 
 
 def is_pair(op: Op) -> bool:
@@ -79,6 +74,8 @@ def _places(blocks: list[Block], loop: Op | None, uses: Uses) -> None:
             uses.loop[op] = loop
             for name in op.results:
                 uses.home[name], uses.makers[name] = loop, op
+            if op.name in LAZY and op.name != "tt.load" and uses.fixed.issuperset(op.operands):
+                uses.fixed.update(op.results)
             for name in op.operands:
                 uses.count[name] = uses.count.get(name, 0) + 1
             inner = op if op.name in LOOPS else loop
