@@ -14,7 +14,6 @@ import terrazzo as tz
 from terrazzo.chips.cuda import forms
 from terrazzo.chips.cuda.chip import Cuda
 from terrazzo.chips.cuda.follow import HostPart
-from terrazzo.chips.cuda.simulate import Simulator
 from terrazzo.codegen.triton.module import module_text
 from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.options import Options
@@ -25,8 +24,9 @@ from terrazzo.graph.ir import TensorType
 from terrazzo.graph.trace import trace
 from terrazzo.knobs import knobs
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "codegen")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "codegen"), str(Path(__file__).parent)]
 
+from cuda_simulated import simulated  # noqa: E402
 from test_triton_source import Runner  # noqa: E402
 
 
@@ -38,20 +38,12 @@ def slow(*values: Any) -> Any:
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The simulated chip without help by the CPU, and the names of the kernels that it launches."""
-    found: list[str] = []
-    launch = Simulator.launch
-
-    def noting(self: Any, kernel: int, *args: Any) -> None:
-        found.append(self.kernels[kernel]["name"])
-        launch(self, kernel, *args)
-
     def refuse(self: Any, *args: Any) -> None:
         raise AssertionError("the CPU runs a part")
 
-    monkeypatch.setattr(Simulator, "launch", noting)
     monkeypatch.setattr(HostPart, "run", refuse)
-    with knobs.override(cuda_simulate=True, dynamic="never"), tz.chip("cuda"):
-        yield found
+    with simulated(monkeypatch, dynamic="never") as names:
+        yield names
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,20 +26,15 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.triton, pytest.mark.torch]
 
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from cuda_simulated import simulated  # noqa: E402
+
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The simulated chip, and the names of the kernels that it launches."""
-    found: list[str] = []
-    launch = Simulator.launch
-
-    def noting(self: Any, kernel: int, *args: Any) -> None:
-        found.append(self.kernels[kernel]["name"])
-        launch(self, kernel, *args)
-
-    monkeypatch.setattr(Simulator, "launch", noting)
-    with knobs.override(cuda_simulate=True), tz.chip("cuda"):
-        yield found
+    with simulated(monkeypatch) as names:
+        yield names
 
 
 @pytest.mark.skipif(not driver.absence(), reason="there is a GPU")

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import terrazzo as tz
-from terrazzo.chips.cuda.simulate import Simulator
 from terrazzo.knobs import knobs
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.triton, pytest.mark.torch]
 
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from cuda_simulated import random, simulated  # noqa: E402
+
 SLACK = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3, "float64": 1e-12}
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The simulated chip, and the names of the kernels that it launches."""
-    found: list[str] = []
-    launch = Simulator.launch
-
-    def noting(self: Any, kernel: int, *args: Any) -> None:
-        found.append(self.kernels[kernel]["name"])
-        launch(self, kernel, *args)
-
-    monkeypatch.setattr(Simulator, "launch", noting)
-    with knobs.override(cuda_simulate=True, dynamic="never"), tz.chip("cuda"):
-        yield found
-
-
-def random(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(
-        getattr(torch, dtype))
+    with simulated(monkeypatch, dynamic="never") as names:
+        yield names
 
 
 def exactly(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False,

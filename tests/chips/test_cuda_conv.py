@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,6 @@ from terrazzo.chips.cuda import layouts, products
 from terrazzo.chips.cuda.binaries import compiled, jit_function
 from terrazzo.chips.cuda.description import h200
 from terrazzo.chips.cuda.forms import form_of
-from terrazzo.chips.cuda.simulate import Simulator
 from terrazzo.codegen.triton.dot import product_kernel
 from terrazzo.codegen.triton.module import Written
 from terrazzo.compiler.lowering import Lowering
@@ -30,32 +31,17 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.triton, pytest.mark.torch]
 
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from cuda_simulated import close, random, simulated  # noqa: E402
+
 SLACK = {"float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3, "float64": 1e-12}
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The simulated chip, and the texts of the kernels that it launches."""
-    found: list[str] = []
-    launch = Simulator.launch
-
-    def noting(self: Any, kernel: int, version: int, *args: Any) -> None:
-        found.append(self.kernels[kernel]["versions"][version]["text"])
-        launch(self, kernel, version, *args)
-
-    monkeypatch.setattr(Simulator, "launch", noting)
-    with knobs.override(cuda_simulate=True), tz.chip("cuda"):
-        yield found
-
-
-def random(*shape: int, dtype: str = "float32") -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(
-        getattr(torch, dtype))
-
-
-def close(got: Any, want: Any, slack: float) -> None:
-    torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack * max(
-        1.0, float(want.abs().max()) if want.numel() else 0))
+    with simulated(monkeypatch, texts=True) as texts:
+        yield texts
 
 
 def exact(x: Any, w: Any, b: Any, **options: Any) -> Any:
@@ -296,7 +282,7 @@ def test_code_for_hopper(dtype: str, x: tuple[int, ...], w: tuple[int, ...],
         assert "cp.async" in binary.ptx and ", 0x10" in binary.ptx
 
 
-def simulated(written: Written, *tensors: Any) -> None:
+def run_simulated(written: Written, *tensors: Any) -> None:
     """Run a kernel as it is printed."""
     UPCALLS["triton_on_cpu"]()
     jit_function(written.jit_text(), written.name)[(written.programs,)](
@@ -313,7 +299,7 @@ def test_addresses_of_64_bits(channels: int) -> None:
     assert any(".to(tl.int64)" in line for line in written.lines)
     x, w, b = (random(*t.shape) for t in made.inputs)
     y = torch.empty(84, 24)
-    simulated(written, x, w, b, y)
+    run_simulated(written, x, w, b, y)
     want = exact(x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1), b, padding=1)
     close(y, want.permute(0, 2, 3, 1).reshape(84, 24), SLACK["float32"])
     tensors = (*made.inputs, *made.outputs)
@@ -340,7 +326,7 @@ def test_a_factor_may_be_an_expression(channels: int) -> None:
     assert any("tl.dot" in line for line in written.lines)
     x, w, b = (random(*t.shape, dtype="bfloat16") for t in made.inputs)
     y = torch.empty(84, 24, dtype=torch.bfloat16)
-    simulated(written, x, w, b, y)
+    run_simulated(written, x, w, b, y)
     want = exact(torch.relu(x.float() + 1).bfloat16().permute(0, 3, 1, 2), w.permute(3, 2, 0, 1), b,
                  padding=1)
     close(y, want.permute(0, 2, 3, 1).reshape(84, 24), SLACK["bfloat16"])

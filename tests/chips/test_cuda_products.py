@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,6 @@ import terrazzo as tz
 from terrazzo.chips.cuda import products
 from terrazzo.chips.cuda.binaries import compiled
 from terrazzo.chips.cuda.description import h200
-from terrazzo.chips.cuda.simulate import Simulator
 from terrazzo.codegen.triton.dot import Tiling, product_kernel
 from terrazzo.compiler.lowering import Lowering
 from terrazzo.compiler.options import Options
@@ -25,32 +26,17 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.triton, pytest.mark.torch]
 
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from cuda_simulated import close, random, simulated  # noqa: E402
+
 SLACK = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3, "float64": 1e-12}
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The simulated chip, and the texts of the kernels that it launches."""
-    found: list[str] = []
-    launch = Simulator.launch
-
-    def noting(self: Any, kernel: int, version: int, *args: Any) -> None:
-        found.append(self.kernels[kernel]["versions"][version]["text"])
-        launch(self, kernel, version, *args)
-
-    monkeypatch.setattr(Simulator, "launch", noting)
-    with knobs.override(cuda_simulate=True), tz.chip("cuda"):
-        yield found
-
-
-def random(*shape: int, dtype: str = "float32") -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(
-        getattr(torch, dtype))
-
-
-def close(got: Any, want: Any, slack: float) -> None:
-    torch.testing.assert_close(got.double(), want, rtol=slack, atol=slack * max(
-        1.0, float(want.abs().max()) if want.numel() else 0))
+    with simulated(monkeypatch, texts=True) as texts:
+        yield texts
 
 
 def program(function: Any, *types: tuple[tuple[int, ...], str]) -> Program:
