@@ -81,3 +81,17 @@ def test_deep_recursion_has_room() -> None:
     with pytest.raises(ValueError, match="no"):
         with_room(_wrong)
     assert sys.getrecursionlimit() == limit
+
+
+def test_deep_recursion_has_room_where_torch_looks_at_every_call() -> None:
+    found: list[int] = []
+
+    @torch.compile(backend="eager")
+    def calling(x: object) -> object:
+        torch._dynamo.graph_break()
+        found.append(with_room(_depth, 20_000))
+        return x + 1  # type: ignore[operator]
+
+    assert torch.equal(calling(torch.ones(2)), torch.full((2,), 2.0))
+    assert found == [20_000]
+    assert torch.equal(calling(torch.ones(2)), torch.full((2,), 2.0))  # and it is active again

@@ -6,9 +6,11 @@ A kernel of thousands of statements is that many names inside each other.
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from terrazzo.base.collection import without_collection
@@ -56,12 +58,38 @@ def _on_a_large_stack(function: Callable[..., T], *args: object) -> T:
         sys.setrecursionlimit(max(limit, DEPTH))
         try:
             thread = threading.Thread(target=work, name="terrazzo-deep")
-            thread.start()
-            threading.stack_size(size)
-            thread.join()
+            with _plain_calls():
+                thread.start()
+                threading.stack_size(size)
+                thread.join()
         finally:
             threading.stack_size(size)
             sys.setrecursionlimit(limit)
     if problems:
         raise problems[0]
     return results[0]
+
+
+@contextmanager
+def _plain_calls() -> Iterator[None]:
+    """Calls that nobody looks at, as torch's compiler does while it is active, or after an error.
+
+    Through its hook each is a call of C's, of which Python allows a fixed number from 3.12 on, at
+    first 1500. Meanwhile other threads run as they would without that compiler.
+    """
+    api = ctypes.pythonapi
+    names = ("PyInterpreterState_Get", "_PyInterpreterState_GetEvalFrameFunc",
+             "_PyInterpreterState_SetEvalFrameFunc", "_PyEval_EvalFrameDefault")
+    if sys.version_info < (3, 12) or not all(hasattr(api, name) for name in names):
+        yield
+        return
+    current, get, put, plain = (getattr(api, name) for name in names)
+    current.restype = get.restype = ctypes.c_void_p
+    get.argtypes, put.argtypes, put.restype = [ctypes.c_void_p], [ctypes.c_void_p] * 2, None
+    interpreter = current()
+    hook = get(interpreter)
+    put(interpreter, ctypes.cast(plain, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        put(interpreter, hook)
