@@ -86,10 +86,14 @@ def _plain_calls() -> Iterator[None]:
     current, get, put, plain = (getattr(api, name) for name in names)
     current.restype = get.restype = ctypes.c_void_p
     get.argtypes, put.argtypes, put.restype = [ctypes.c_void_p], [ctypes.c_void_p] * 2, None
-    interpreter = current()
+    interpreter, default = current(), ctypes.cast(plain, ctypes.c_void_p).value
     hook = get(interpreter)
-    put(interpreter, ctypes.cast(plain, ctypes.c_void_p))
+    if hook == default:
+        yield
+        return
+    put(interpreter, default)
     try:
         yield
     finally:
-        put(interpreter, hook)
+        if get(interpreter) == default:  # else another thread has just set it
+            put(interpreter, hook)
