@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
-from terrazzo.base.scalar import Axis, Reduce, Scalar, loads, walk
-from terrazzo.base.shapes import num_elements
+from terrazzo.base.scalar import Axis, FromIndex, Load, Reduce, Scalar, loads, walk
 from terrazzo.expr.ir import Tensor
-from terrazzo.index import bounds, coefficient
+from terrazzo.index import Index, Var, bounds, coefficient, free_vars
 
-UNKNOWN = 1 << 20  # elements of a tensor whose size nothing is known about
+UNKNOWN = 1 << 10  # elements along an axis whose length nothing is known about
 
 
 def reductions(stage: Tensor) -> list[Reduce]:
@@ -23,16 +23,33 @@ def unit_stride_axis(stage: Tensor, axes: Sequence[Axis]) -> Axis | None:
     best: tuple[int, Axis] | None = None
     for node in reductions(stage):
         for load in loads(node.value):
-            if any(isinstance(i, Scalar) for i in load.indices):
-                continue
-            address = load.source.flat(load.indices)
+            told = [i for i in load.indices if isinstance(i, Scalar)]  # by data
+            moved = set().union(*map(_variables, told))
+            address = load.source.flat([0 if isinstance(i, Scalar) else i for i in load.indices])
             for axis in axes:
-                if coefficient(address, axis.var) == 1:
-                    top = bounds(num_elements(load.source.shape))[1]
-                    size = UNKNOWN if top is None else max(top, 1)
+                if axis.var not in moved and coefficient(address, axis.var) == 1:
+                    size = _about(load.source.shape)
                     if best is None or size > best[0]:
                         best = (size, axis)
     return None if best is None else best[1]
+
+
+def _about(shape: Sequence[Index]) -> int:
+    """How many elements a tensor has at most, as far as is known."""
+    tops = (bounds(n)[1] for n in shape)
+    return prod(UNKNOWN if top is None else max(top, 1) for top in tops)
+
+
+def _variables(index: Scalar) -> set[Var]:
+    """What an index that data tells varies with."""
+    found: set[Var] = set()
+    for node in walk(index):
+        if isinstance(node, FromIndex):
+            found |= free_vars(node.index)
+        elif isinstance(node, Load):
+            found |= set().union(*(free_vars(i) for i in node.indices
+                                   if not isinstance(i, Scalar)))
+    return found
 
 
 def reduces_columns(stage: Tensor) -> bool:

@@ -154,8 +154,27 @@ def _with_atom_large(others: Index, scale: Index, atom: IndexExpr) -> Iterator[t
             yield (others + scale * atom.num,)
     elif isinstance(atom, FloorDiv):
         yield (_times_divisor(others, scale, atom, atom.num),)
+        end = _at_end(atom.num)
+        if end is not None and isinstance(atom.den, int):
+            yield (others + scale * (end // atom.den),)
     elif isinstance(atom, Var) and atom.hi is not None:
         yield (others + scale * atom.hi,)
+
+
+def _at_end(e: Index) -> Index | None:
+    """The largest value of a counter up to a symbolic size, or of a multiple of it.
+
+    A quotient is largest there too, and comes out where the size is a multiple of its divisor.
+    """
+    if isinstance(e, Var):
+        return e.hi if isinstance(e.hi, IndexExpr) else None
+    if not isinstance(e, Sum) or len(e.terms) > 1:
+        return None
+    ((monomial, factor),) = e.terms
+    if factor < 0 or len(monomial) > 1 or not isinstance(monomial[0], Var):
+        return None
+    end = _at_end(monomial[0])
+    return None if end is None else end * factor + e.constant
 
 
 def _times_divisor(others: Index, scale: Index, div: FloorDiv, product: Index) -> Index:

@@ -109,3 +109,12 @@ def keeps_channels_apart(node: Node) -> bool:
     x, *rest = node.inputs
     return node.op.name == "convolve" and x is not None and rest[0] is not None and (
         1 < node.attrs["groups"] == x.shape[-1] == rest[0].shape[-1])
+
+
+def takes_rows(node: Node) -> bool:
+    """Whether a node picks rows of a tensor, and as far as sizes tell, at least what it holds."""
+    x = node.inputs[0]
+    if node.op.name != "take_at" or x is None or x.ndim - 1 in node.attrs["axes"]:
+        return False
+    held, taken = num_elements(x.shape), num_elements(node.types[0].shape)
+    return not (isinstance(held, int) and isinstance(taken, int)) or taken >= held
