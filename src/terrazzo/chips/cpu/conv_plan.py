@@ -18,6 +18,8 @@ from terrazzo.index import Index, ceildiv, minimum
 _STRIPS_TRIED = 512
 _STRIP_SHARE = 0.4  # of the second-level cache, for the rows of a task and its output
 _WEIGHT_CYCLES, _COPY_CYCLES = 2.5, 8.0  # of a line that is read again, or copied
+_FAR_CYCLES = 8.0  # of a line that comes from main memory
+_FAR_SHARE = 1 / 8  # of the last cache: strips that are larger do not stay there
 _SHARED_CYCLES = 4.0  # of a line of input that another core made
 _TASK_CYCLES = 1000
 _LINE = 64
@@ -217,6 +219,11 @@ class PlannedConv(ConvKernel):
             (_COPY_CYCLES if self.copy.needed else 0.5) + shared * _SHARED_CYCLES)
         if input_bytes + results > room:
             lines += panels * input_bytes * _WEIGHT_CYCLES + results
+        last = max(int(_FAR_SHARE * self.chip.l3_bytes), 4 * self.chip.l2_bytes, room)
+        if tiling.shape.chunk and input_bytes + results > last:
+            # Each chunk of weights meets all pixels, whose sums come and go.
+            read = panels * input_bytes * math.ceil(self.depth / tiling.run)
+            lines += (read + 2 * results * math.ceil(self.depth / tiling.shape.chunk)) * _FAR_CYCLES
         products = self.depth * outputs * pixels / (2 * self.lanes)
         task = products + (lines + weights * again) / _LINE + _TASK_CYCLES
         return share * task + weights * _WEIGHT_CYCLES / _LINE
