@@ -14,6 +14,7 @@ from terrazzo.chips.cpu import pool
 from terrazzo.chips.cpu import templates as cpu_templates
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.conv import lower_convolution
+from terrazzo.chips.cpu.conv_plan import PlannedConv
 from terrazzo.chips.cpu.conv_shape import choose_tile
 from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
 from terrazzo.chips.cpu.llvm import jit
@@ -189,6 +190,21 @@ def test_several_tasks(threads: int, shape: tuple[int, ...]) -> None:
     check(shape, (3, 3, shape[-1], 96), host(), padding=((1, 1), (1, 1)), threads=threads)
     check(shape, (3, 3, 1, shape[-1]), host(), padding=((1, 1), (1, 1)), groups=shape[-1],
           threads=threads)
+
+
+@pytest.mark.parametrize(("height", "width"), [(200, 304), (800, 32), (50, 76)])
+def test_sums_in_chunks_stay_in_the_caches(height: int, width: int) -> None:
+    """Each chunk of weights meets all pixels of a strip: those of a large image are no strip."""
+    program = convolution(lambda x, w: convolve(x, w, strides=(1, 1), padding=((1, 1), (1, 1)),
+                                                dilation=(1, 1), groups=1),
+                          [(1, height, width, 256), (3, 3, 256, 256)])
+    conv = match_convolution(program)
+    assert conv is not None
+    spec = replace(host(), cores=1, l2_bytes=1 << 20, l3_bytes=32 << 20)
+    plan = PlannedConv(program, conv.merged(), spec, frozenset())
+    assert plan.tiling.shape.chunk
+    strip = plan.division.most_strip * width * 256 * 4
+    assert strip <= 4 << 20 and (plan.division.most_strip < height or height == 50)
 
 
 def test_symbolic_batch_and_image(chip: ChipSpec) -> None:

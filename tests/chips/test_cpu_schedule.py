@@ -108,6 +108,19 @@ def test_long_sums_of_wide_rows_read_longer_pieces(columns: int, tile: int) -> N
     assert f"in 0..{tile}:" in text
 
 
+def test_sums_of_gathered_rows_run_along_the_rows(rng: np.random.Generator) -> None:
+    """Though where a row begins is data, its neighbours are known: vectors of columns."""
+    table = rng.standard_normal((1000, 192)).astype(np.float32)
+    rows = rng.integers(-1000, 1000, (50, 6))
+
+    def bags(table: object, rows: object) -> object:
+        return tz.sum(tz.take(table, rows, axis=0), axis=1)
+
+    text = loop_text(bags, table, rows)
+    assert "in 0..6:" in text and "vector for" in text and "vector for k" not in text, text
+    np.testing.assert_allclose(bags(table, rows), table[rows].sum(1), rtol=1e-5, atol=1e-5)
+
+
 def test_gathered_rows_go_past_the_caches_by_one_thread_alone(rng: np.random.Generator) -> None:
     table = rng.standard_normal((8000, 512)).astype(np.float32)
     rows = rng.integers(0, 8000, 2048)

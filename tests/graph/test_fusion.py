@@ -191,6 +191,18 @@ def test_a_kernel_whose_reduction_nobody_reads_is_pointwise():
     assert tz.jit(lambda x: tz.nonzero_padded(x)[0])(x).shape == (3, 0)
 
 
+@pytest.mark.parametrize(("taken", "stored"), [(64, True), (3, False)])
+def test_rows_are_taken_of_a_turned_tensor_that_is_stored(taken, stored):
+    """Where as much is read as there is; a few rows are read where they lie."""
+    index = np.arange(taken) % 32
+
+    def program(x):
+        return tz.sum(tz.take(tz.permute_dims(x, axes=(1, 0)), index, axis=0), axis=0)
+
+    result = fused(program, (128, 32))
+    assert (len(result.groups) == 2) == stored, result
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_convolutions_read_views_that_keep_their_axes(turned):
     """A view that cuts axes in pieces is stored first, or the kernel for windows does not fit."""

@@ -391,6 +391,14 @@ def test_proofs_with_symbolic_bounds() -> None:
     assert not proves_le(x, y) and not proves_eq(x, y) and not proves_lt(x, x)
 
 
+def test_quotients_of_counters_stay_below_what_their_sizes_divide_into() -> None:
+    task, lane = Var("task", 0, n * 196 - 1), Var("lane", 0, 1)
+    assert proves_lt(task // 196, n)
+    assert proves_lt(lane + (task // 28) * 2, n * 14)
+    assert proves_lt(lane + (task // 196) * 14 + ((task // 4) % 7) * 2, n * 14)
+    assert not proves_lt(task // 195, n) and not proves_lt(task // 28, n * 7 - 1)
+
+
 def test_minimum_and_maximum() -> None:
     assert minimum(3, 4) == 3 and maximum(3, 4) == 4
     assert minimum(x, x + 3) is x and maximum(x, x + 3) == x + 3

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from terrazzo.errors import TerrazzoError
-from terrazzo.frontends.onnx.session import CompiledModel, Session
+from terrazzo.frontends.onnx.model import sort_nodes
+from terrazzo.frontends.onnx.session import CompiledModel, Session, host
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends" / "onnx"))
 from models import model, node
@@ -260,6 +261,48 @@ def test_a_loop_that_grows(rng: np.random.Generator) -> None:
             want = np.sin(np.concatenate([want, item]))
         np.testing.assert_allclose(got, np.maximum(want, 0), rtol=1e-4, atol=1e-6)
     assert session.compilations <= 4
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["appended", "read as well"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_a_loop_appends_is_joined_once(axis: int, read: bool, rng: np.random.Generator
+                                            ) -> None:
+    """Pieces of any size, no trips at all, and a carried value that the body reads as well."""
+    tail = [node("ReduceSum", "all" if read else "start", "seen", keepdims=0),
+            node("Concat", "all piece", "more", axis=axis), node("Identity", "going", "still")]
+    body = helper.make_graph(
+        [node("Mul", "item i_float", "scaled"), node("Cast", "i", "i_float", to=FLOAT),
+         node("Slice", "scaled zero i_up one_axis", "piece"), node("Add", "i one", "i_next"),
+         node("Reshape", "i_next minus", "i_up"), *tail], "body",
+        [helper.make_tensor_value_info("i", INT64, []),
+         helper.make_tensor_value_info("going", BOOL, []),
+         helper.make_tensor_value_info("all", FLOAT, None)],
+        [helper.make_tensor_value_info("still", BOOL, []),
+         helper.make_tensor_value_info("more", FLOAT, None),
+         helper.make_tensor_value_info("seen", FLOAT, [])],
+        [helper.make_tensor("zero", INT64, [1], [0]), helper.make_tensor("one", INT64, [], [1]),
+         helper.make_tensor("one_axis", INT64, [1], [axis]),
+         helper.make_tensor("minus", INT64, [1], [-1])])
+    sort_nodes(body)
+    proto = model([helper.make_node("Loop", ["trips", "", "start"], ["y", "seen_all"], body=body)],
+                  {"trips": (), "start": ("a", "b"), "item": ("c", "d")}, ["y", "seen_all"],
+                  kinds={"trips": INT64})
+    (loop,) = proto.graph.node
+    assert len(host._appends(loop.attribute[0].g)) == (not read)
+    start = rng.standard_normal((2, 3)).astype(np.float32)
+    item = rng.standard_normal((40, 3) if axis == 0 else (2, 40)).astype(np.float32)
+    session = Session(proto)
+    for trips in (5, 1, 30, 0):
+        want, sums = [start], []
+        for i in range(trips):
+            sums.append((np.concatenate(want, axis) if read else start).sum())
+            want.append((item * np.float32(i)).take(range(i + 1), axis))
+        feeds = {"trips": np.array(trips), "start": start, "item": item}
+        y, seen = session.run(feeds)
+        np.testing.assert_allclose(y, np.concatenate(want, axis), rtol=1e-6)
+        np.testing.assert_allclose(seen, np.array(sums, np.float32), rtol=1e-4, atol=1e-4)
+        y[:] = 7  # the caller's own
+        assert not (start == 7).any()
 
 
 def test_the_tail_of_a_detector(rng: np.random.Generator) -> None:

@@ -19,7 +19,7 @@ from terrazzo.frontends.onnx.functions import (
     steps_of,
 )
 from terrazzo.frontends.onnx.importer import MISFITS
-from terrazzo.frontends.onnx.model import node_text, outer_names, tensor_array
+from terrazzo.frontends.onnx.model import needed_names, node_text, outer_names, tensor_array
 from terrazzo.frontends.onnx.reasons import Reason
 from terrazzo.frontends.onnx.registry import attribute_value
 from terrazzo.frontends.onnx.session import host_microsoft, host_ml, host_strings, host_tokens
@@ -158,11 +158,14 @@ def _defining_function(node: Any, block: Block) -> Callable[[Env], Sequence[Any]
 
 
 # ---------------------------------------------------------------- control flow
-def _inner(graph: Any, block: Block, name: str) -> Block:
+def _inner(graph: Any, block: Block, name: str, nodes: Sequence[Any] | None = None,
+           outputs: Sequence[str] | None = None) -> Block:
+    """A graph inside a node as a block; of a loop's body perhaps without some nodes."""
     from terrazzo.frontends.onnx.session.block import Block
 
     weights = {t.name: tensor_array(t, None, block.setting.where) for t in graph.initializer}
-    return Block(list(graph.node), weights, [o.name for o in graph.output], block.setting, name)
+    return Block(list(graph.node if nodes is None else nodes), weights,
+                 outputs or [o.name for o in graph.output], block.setting, name)
 
 
 def _repeated(block: Block) -> Callable[[Env], list[Any]]:
@@ -206,7 +209,12 @@ def _if(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], Se
 
 def _loop(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], Sequence[Any]]:
     graph = attrs["body"]
-    inner, captured = _repeated(_inner(graph, block, "body")), _capturing(graph)
+    appends = _appends(graph)
+    left = [n for i, n in enumerate(graph.node) if i not in appends.values()]
+    wanted = [o.name for o in graph.output]
+    for number, at in appends.items():
+        wanted[1 + number] = graph.node[at].input[1]
+    inner, captured = _repeated(_inner(graph, block, "body", left, wanted)), _capturing(graph)
     names = [i.name for i in graph.input]
     carried_count = len(names) - 2
 
@@ -217,6 +225,7 @@ def _loop(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
         going = True if condition is None else bool(_scalar(condition, "Loop's condition"))
         carried = [env[n] for n in node.input[2:]]
         outside = captured(env)
+        pieces = {number: [carried[number]] for number in appends}
         collected: list[list[Any]] = [[] for _ in range(len(graph.output) - 1 - carried_count)]
         trip = 0
         while going and (most is None or trip < most):
@@ -226,14 +235,42 @@ def _loop(node: Any, attrs: Mapping[str, Any], block: Block) -> Callable[[Env], 
             scope[names[1]] = np.asarray(scope[names[1]])
             results = inner(scope)
             going = bool(_scalar(results[0], "Loop's condition"))
-            carried = results[1:1 + carried_count]
+            carried = list(results[1:1 + carried_count])
+            for number, found in pieces.items():
+                found.append(carried[number])
             for column, item in zip(collected, results[1 + carried_count:], strict=True):
                 column.append(item)
             trip += 1
+        for number, found in pieces.items():
+            axis = next(a.i for a in graph.node[appends[number]].attribute if a.name == "axis")
+            carried[number] = np.concatenate([np.asarray(p) for p in found], axis=axis)
         return [*carried, *(_stacked(c, graph.output[1 + carried_count + i], 0)
                             for i, c in enumerate(collected))]
 
     return run
+
+
+def _appends(graph: Any) -> dict[int, int]:
+    """Which nodes only append to a value that a loop carries, by the number of that value.
+
+    Nothing else reads it, so its pieces are joined once, after the last trip: to copy all that has
+    been found in each trip would take time that grows with the square of their number.
+    """
+    found = {}
+    reads = [set(needed_names(n)) for n in graph.node]
+    results = [o.name for o in graph.output]
+    maker = {o: i for i, n in enumerate(graph.node) for o in n.output if o}
+    for number, (given, made) in enumerate(zip(graph.input[2:], results[1:], strict=False)):
+        at = maker.get(made)
+        if at is None:
+            continue
+        node = graph.node[at]
+        readers = [i for i, names in enumerate(reads) if given.name in names or made in names]
+        if (node.op_type == "Concat" and node.domain in ("", "ai.onnx") and node.attribute
+                and len(node.input) == 2 and node.input[0] == given.name != node.input[1]
+                and readers == [at] and results.count(made) == 1 and given.name not in results):
+            found[number] = at
+    return found
 
 
 def _stacked(items: Sequence[Any], info: Any, axis: int) -> np.ndarray:
