@@ -18,7 +18,7 @@ PADDINGS = ("zeros", "border", "reflection")
 
 # ---------------------------------------------------------------- grid_sample
 @pytest.mark.onnx
-@pytest.mark.parametrize(("mode", "padding", "align"), product(MODES, PADDINGS, (0, 1)))
+@pytest.mark.parametrize(("mode", "padding", "align"), list(product(MODES, PADDINGS, (0, 1))))
 def test_grid_sample(mode: str, padding: str, align: int, rng: np.random.Generator) -> None:
     x = draw(rng, (2, 2, 4, 5))
     grid = draw(rng, (2, 3, 4, 2), low=-1.8, high=1.8)
@@ -30,7 +30,8 @@ def test_grid_sample(mode: str, padding: str, align: int, rng: np.random.Generat
 
 
 @pytest.mark.onnx
-@pytest.mark.parametrize(("mode", "padding", "align"), product(MODES[:2], PADDINGS, (0, 1)))
+@pytest.mark.parametrize(("mode", "padding", "align"), list(
+    product(MODES[:2], PADDINGS, (0, 1))))
 def test_grid_sample_of_volumes(mode: str, padding: str, align: int, rng: np.random.Generator
                                 ) -> None:
     x = draw(rng, (1, 2, 3, 4, 2))
@@ -80,7 +81,8 @@ BATCHES = np.array([0, 1, 1, 0, 1])
 
 
 @pytest.mark.onnx
-@pytest.mark.parametrize(("mode", "ratio", "half"), product(("avg", "max"), (0, 1, 2), (0, 1)))
+@pytest.mark.parametrize(("mode", "ratio", "half"), list(
+    product(("avg", "max"), (0, 1, 2), (0, 1))))
 def test_roi_align(mode: str, ratio: int, half: int, rng: np.random.Generator) -> None:
     x = draw(rng, (2, 3, 7, 8))
     how = "half_pixel" if half else "output_half_pixel"
