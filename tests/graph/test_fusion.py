@@ -191,16 +191,20 @@ def test_a_kernel_whose_reduction_nobody_reads_is_pointwise():
     assert tz.jit(lambda x: tz.nonzero_padded(x)[0])(x).shape == (3, 0)
 
 
-@pytest.mark.parametrize(("taken", "stored"), [(64, True), (3, False)])
-def test_rows_are_taken_of_a_turned_tensor_that_is_stored(taken, stored):
-    """Where as much is read as there is; a few rows are read where they lie."""
-    index = np.arange(taken) % 32
-
+@pytest.mark.parametrize(("taken", "columns", "stored"), [
+    ([64], 128, True), ([3], 128, False), ([20, 20], 128, True),
+    ([64], tz.dim("n"), False), ([3, 3], tz.dim("n"), True)])
+def test_rows_are_taken_of_a_turned_tensor_that_is_stored(taken, columns, stored):
+    """Where as much is read as there is, or where it is read again; a few rows where they lie."""
     def program(x):
-        return tz.sum(tz.take(tz.permute_dims(x, axes=(1, 0)), index, axis=0), axis=0)
+        turned = tz.permute_dims(x, axes=(1, 0))
+        found = [tz.sum(tz.take(turned, np.arange(i, i + n) % 32, axis=0), axis=0)
+                 for i, n in enumerate(taken)]
+        return found[0] if len(found) == 1 else found[0] * found[1]
 
-    result = fused(program, (128, 32))
-    assert (len(result.groups) == 2) == stored, result
+    result = fused(program, (columns, 32))
+    made = [g for g in result.groups if g.program.stages[-1].origin == "permute_dims"]
+    assert len(made) == stored, result
 
 
 @pytest.mark.parametrize("turned", [False, True])

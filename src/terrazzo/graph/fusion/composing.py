@@ -26,7 +26,7 @@ from terrazzo.graph.fusion.reading import (
     reduces,
     row_prefix,
     strided_view,
-    takes_rows,
+    taken_by_rows,
     turns,
 )
 from terrazzo.graph.fusion.stages import Placed, Stage, Staged, Uses
@@ -165,9 +165,9 @@ class _Composer:
         if whole and not (all(c.op.kind == "attention" for c in whole)
                           and strided_view(tensor, body) is not None):
             return True
-        if turns(node) and any(c.op.name in (*WINDOWS, "place", "reshape") or (
-                (keeps_channels_apart(c) or takes_rows(c)) and c.inputs[0] is value)
-                for c in consumers):
+        if turns(node) and (taken_by_rows(value, consumers) or any(
+                c.op.name in (*WINDOWS, "place", "reshape") or (
+                    keeps_channels_apart(c) and c.inputs[0] is value) for c in consumers)):
             return True
         return is_view(body) and any(c.op.name in CONVOLUTIONS for c in consumers) and (
             not keeps_axes(tensor, body))

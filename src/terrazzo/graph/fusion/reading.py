@@ -111,10 +111,16 @@ def keeps_channels_apart(node: Node) -> bool:
         1 < node.attrs["groups"] == x.shape[-1] == rest[0].shape[-1])
 
 
-def takes_rows(node: Node) -> bool:
-    """Whether a node picks rows of a tensor, and as far as sizes tell, at least what it holds."""
-    x = node.inputs[0]
-    if node.op.name != "take_at" or x is None or x.ndim - 1 in node.attrs["axes"]:
-        return False
-    held, taken = num_elements(x.shape), num_elements(node.types[0].shape)
-    return not (isinstance(held, int) and isinstance(taken, int)) or taken >= held
+def taken_by_rows(value: Value, consumers: Sequence[Node]) -> bool:
+    """Whether rows of a value are taken so often that they should lie in one piece.
+
+    That is where at least as much is taken as there is; of unknown sizes, where several take.
+    """
+    takes = [c for c in consumers if c.op.name == "take_at" and c.inputs[0] is value
+             and value.ndim - 1 not in c.attrs["axes"]]
+    held = num_elements(value.shape)
+    taken = [num_elements(c.types[0].shape) for c in takes]
+    known = [n for n in taken if isinstance(n, int)]
+    if isinstance(held, int) and len(known) == len(taken):
+        return bool(takes) and sum(known) >= held
+    return len(takes) > 1
