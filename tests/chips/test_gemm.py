@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from terrazzo.chips.cpu import pool
+from terrazzo.chips.cpu import gemm, pool
 from terrazzo.chips.cpu.chip import Cpu
 from terrazzo.chips.cpu.description import avx2_spec, host, neon_spec
 from terrazzo.chips.cpu.gemm import lower_contraction
@@ -19,6 +20,7 @@ from terrazzo.chips.cpu.llvm.kernel import Kernel, compile_function, llvm_text
 from terrazzo.chips.spec import ChipSpec
 from terrazzo.dtypes import DType, bfloat16, float16, float32, float64, int32
 from terrazzo.expr.ir import Program
+from terrazzo.expr.matmul import match_product
 from terrazzo.graph import fusion
 from terrazzo.graph.ir import TensorType
 from terrazzo.graph.passes import canonicalize
@@ -127,6 +129,21 @@ def test_asking_for_what_comes_next_changes_nothing(chip: ChipSpec, m: int, tran
     got = run(kernel, at_edges, (m, 35))
     check(got, x, y, product(x, y))
     assert np.array_equal(got, run(kernel, given, (m, 35)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 16])
+def test_blocks_have_rows_enough_to_hide_the_last_cache(
+        chip: ChipSpec, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 512 rows blocks of two tiles, which came out even, took a third longer."""
+    monkeypatch.setattr(gemm, "by_threads", lambda chip, plan: plan(count))
+    small = replace(chip, l2_bytes=1 << 20)
+    for m in range(260, 1040, 12):
+        program = contraction(batch_matmul, [(m, 1024), (1024, 2048)])
+        product = match_product(program)
+        assert product is not None
+        kernel = gemm.Gemm(program, product, small, frozenset())
+        blocks, _ = kernel.blocks_and_groups(192, 1024 // kernel.nr)
+        assert isinstance(blocks, int) and -(-m // (blocks * kernel.mr)) * kernel.mr >= 16, m
 
 
 @pytest.mark.parametrize("transpose_y", [False, True])

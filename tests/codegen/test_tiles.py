@@ -16,7 +16,7 @@ from terrazzo.knobs import knobs
 from terrazzo.loop import interpret
 from terrazzo.loop.ir import Buffer, Function, Stmt
 from terrazzo.loop.pair_tile import pair_panel, pair_rows, pair_tile
-from terrazzo.loop.tiles import dot_tile, fma_rows, fma_tile, transpose_tile
+from terrazzo.loop.tiles import Soon, dot_tile, fma_rows, fma_tile, transpose_tile
 
 WIDTHS = [bits for bits in (128, 256, 512) if bits <= host().vector_bits]
 SIZES = Var("k"), Var("columns")
@@ -106,7 +106,8 @@ def test_rows_with_some_columns_missing(chip: ChipSpec, columns: int) -> None:
 def test_rows_that_ask_for_what_comes_soon(chip: ChipSpec) -> None:
     c, a, b = Buffer("C", float32, 4096), Buffer("A", float32, 4096), Buffer("B", float32, 8192)
     count = Var("rows")
-    tile = fma_tile(c, 0, a, 0, b, 0, SIZES[0], 40, 1, 16, 16, 4, 16, False, None, (512, 8))
+    tile = fma_tile(c, 0, a, 0, b, 0, SIZES[0], 40, 1, 16, 16, 4, 16, False, None,
+                    Soon(b, 512, 8))
     check(fma_rows(tile, count), (c, a, b), {SIZES[0]: 32, count: 15}, chip)
 
 

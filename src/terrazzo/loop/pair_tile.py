@@ -25,6 +25,7 @@ from terrazzo.base.scalar import Const, as_scalar, call, cast
 from terrazzo.dtypes import float32
 from terrazzo.index import Index, Var, ceildiv, minimum
 from terrazzo.loop.ir import Alloc, Buffer, For, If, Stmt, Store, Tile, TileIntrinsic, block
+from terrazzo.loop.tiles import Soon
 
 Place = tuple[Buffer, Index]
 
@@ -81,7 +82,7 @@ PAIR_PANEL = TileIntrinsic("pair_panel", _panel_meaning)
 def pair_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,
               lda: Index, a_step: Index, ldb: Index, ldc: Index, mr: int, nr: int,
               accumulate: bool, paired: bool, even: bool, columns: Index | None = None,
-              soon: tuple[Index, Index] | None = None, near: bool = False) -> Tile:
+              soon: Soon | None = None, near: bool = False) -> Tile:
     """`C[i, j] (+)= sum over p of A[i, p] * B[p, j]`, in float32.
 
     C[i, j] is at `c_at + i*ldc + j`, A[i, p] at `a_at + i*lda + p//2*a_step + p%2`, B[p, j] at
@@ -90,7 +91,8 @@ def pair_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: I
     live: tuple[Index, ...] = () if columns is None or columns == nr else (columns,)
     places: tuple[Place, ...] = ((c, c_at), (a, a_at), (b, b_at))
     if soon is not None:
-        places, live = (*places, (b, soon[0])), (nr if columns is None else columns, soon[1])
+        places = (*places, (soon.buffer, soon.at))
+        live = (nr if columns is None else columns, soon.share)
     return Tile(PAIR_TILE, places, (k, lda, a_step, ldb, ldc, *live), {
         "mr": mr, "nr": nr, "accumulate": accumulate, "paired": paired, "even": even,
         **({"near": True} if near else {})})

@@ -20,12 +20,21 @@ template may ask for it ahead. A fourth constant, `near`, says that nothing need
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from terrazzo.base.scalar import Const, cast
 from terrazzo.index import Index, Var, minimum
 from terrazzo.loop.ir import Buffer, For, Stmt, Store, Tile, TileIntrinsic, block
 
 Place = tuple[Buffer, Index]
+
+
+class Soon(NamedTuple):
+    """Memory that will be read soon: a tile may ask for some of it in each step of k."""
+
+    buffer: Buffer
+    at: Index
+    share: Index  # elements from what one step asks for to what the next one does
 
 
 def _axis(name: str, extent: Index) -> Var:
@@ -86,17 +95,18 @@ TRANSPOSE_TILE = TileIntrinsic("transpose_tile", _transpose_meaning)
 def fma_tile(c: Buffer, c_at: Index, a: Buffer, a_at: Index, b: Buffer, b_at: Index, k: Index,
              lda: Index, a_step: Index, ldb: Index, ldc: Index, mr: int, nr: int,
              accumulate: bool, columns: Index | None = None,
-             soon: tuple[Index, Index] | None = None, near: bool = False) -> Tile:
+             soon: Soon | None = None, near: bool = False) -> Tile:
     """`C[i, j] (+)= sum over p of A[i, p] * B[p, j]`, contiguous along j: an outer-product kernel.
 
     C[i, j] is at `c_at + i*ldc + j`, A[i, p] at `a_at + i*lda + p*a_step`, B[p, j] at
-    `b_at + p*ldb + j`. `soon` says where in B the next tiles will read, and how many elements of
-    it to ask for in each step of k. If B is `near`, in the nearest cache, none of it is asked for.
+    `b_at + p*ldb + j`. `soon` says what the next tiles will read, of elements like those of B. If
+    B is `near`, in the nearest cache, nothing is asked for.
     """
     live: tuple[Index, ...] = () if columns is None or columns == nr else (columns,)
     places: tuple[Place, ...] = ((c, c_at), (a, a_at), (b, b_at))
     if soon is not None:
-        places, live = (*places, (b, soon[0])), (nr if columns is None else columns, soon[1])
+        places = (*places, (soon.buffer, soon.at))
+        live = (nr if columns is None else columns, soon.share)
     return Tile(FMA_TILE, places, (k, lda, a_step, ldb, ldc, *live),
                 {"mr": mr, "nr": nr, "accumulate": accumulate, **({"near": True} if near else {})})
 

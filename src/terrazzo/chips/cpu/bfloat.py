@@ -24,6 +24,7 @@ from terrazzo.index import Index, ceildiv, maximum, minimum
 from terrazzo.loop.ir import Buffer, For, Function, Stmt, Store, Tile, block
 from terrazzo.loop.packing import Packing
 from terrazzo.loop.pair_tile import WHOLE_SUMS, pair_panel, pair_rows, pair_tile
+from terrazzo.loop.tiles import Soon
 
 _COPY_ELEMENTS = 16384  # elements worth packing in a task of their own
 
@@ -193,7 +194,7 @@ class _BfloatGemm(Gemm):
             isinstance(body.args[0], Reduce))
 
     def tile(self, sums: Place, a: Place, b: Place, depth: Index, height: int, accumulate: bool,
-             live: Index, soon: tuple[Index, Index] | None) -> Tile:
+             live: Index, soon: Soon | None) -> Tile:
         return pair_tile(sums.buffer, sums.at, a.buffer, a.at, b.buffer, b.at, depth, a.outer,
                          2 * a.inner, b.outer, sums.outer, height, self.nr, accumulate,
                          b.inner == 2, self.even, live, soon, self.is_small())

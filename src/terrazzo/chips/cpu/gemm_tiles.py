@@ -9,7 +9,7 @@ from terrazzo.chips.cpu.gemm_parts import PANEL_ROWS, Pass, PlaceOf, ProductKern
 from terrazzo.chips.cpu.kernel_parts import Names, Place, digits, grain_of, is_below
 from terrazzo.index import Index, ceildiv, coefficient, maximum, minimum, substitute
 from terrazzo.loop.ir import Buffer, For, If, Stmt, Store, Tile, block
-from terrazzo.loop.tiles import fma_rows, fma_tile, transpose_tile
+from terrazzo.loop.tiles import Soon, fma_rows, fma_tile, transpose_tile
 
 _PACK_ELEMENTS = 16384  # elements worth packing in a task of their own
 
@@ -173,16 +173,16 @@ class TiledProduct(ProductKernel):
         return self.by_width(columns, width, lambda extent: For(i, 0, rows, row(extent)))
 
     def row_tiles(self, sums: Place, a: Place, b: Place, depth: Index, rows: Index,
-                  columns: Index, accumulate: bool, soon: tuple[Index, Index] | None = None
-                  ) -> Stmt:
+                  columns: Index, accumulate: bool, soon: Soon | None = None) -> Stmt:
         """All rows of a block, a register tile at a time; what is left takes smaller tiles.
 
-        `soon` is where the next piece of B lies, and how much of it each step of k asks for.
+        `soon` is what the next piece of B is, or is packed from: each tile asks for a part of it.
         """
         mr, nr = self.mr, self.nr
 
         def tile(row: Index, height: int, live: Index) -> Tile:
-            hint = None if soon is None else (soon[0] + row // mr * depth * soon[1], soon[1])
+            hint = None if soon is None else soon._replace(
+                at=soon.at + row // mr * depth * soon.share)
             return self.tile(sums.moved(row, 0), a.moved(row, 0), b, depth, height, accumulate,
                              live, hint)
 
@@ -197,7 +197,7 @@ class TiledProduct(ProductKernel):
                      self.remainder(rows, mr, lambda row, height: tile(row, height, columns)))
 
     def tile(self, sums: Place, a: Place, b: Place, depth: Index, height: int, accumulate: bool,
-             live: Index, soon: tuple[Index, Index] | None) -> Tile:
+             live: Index, soon: Soon | None) -> Tile:
         """One register tile."""
         return fma_tile(sums.buffer, sums.at, a.buffer, a.at, b.buffer, b.at, depth, a.outer,
                         a.inner, b.outer, sums.outer, height, self.nr, accumulate, live, soon,
