@@ -10,6 +10,7 @@ import pytest
 
 import terrazzo as tz
 from terrazzo.base.shapes import dim
+from terrazzo.chips.cpu.llvm.program import MOST_ARGUMENTS
 from terrazzo.compiler.driver import compile_graph
 from terrazzo.dtypes import float32
 from terrazzo.errors import ArgumentError, DTypeError, OutOfMemory, ShapeError
@@ -140,10 +141,11 @@ def test_no_memory_for_the_arena() -> None:
         executable.take_arena(1 << 60)
 
 
-def test_twenty_inputs() -> None:
-    """More than the direct entries take."""
-    executable = compiled(lambda *xs: sum(xs[1:], xs[0]), *[(5,)] * 20)
-    xs = [floats(5) + i for i in range(20)]
+@pytest.mark.parametrize("count", [20, MOST_ARGUMENTS])
+def test_many_inputs(count: int) -> None:
+    """As many as direct entries take, and with the result one more."""
+    executable = compiled(lambda *xs: sum(xs[1:], xs[0]), *[(5,)] * count)
+    xs = [floats(5) + i for i in range(count)]
     np.testing.assert_allclose(executable(*xs), sum(xs), rtol=1e-5)
     many = tz.jit(lambda xs: sum(xs[1:], xs[0]))
     np.testing.assert_allclose(many(xs), sum(xs), rtol=1e-5)

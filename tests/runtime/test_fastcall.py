@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import terrazzo as tz
+from terrazzo.chips.cpu.llvm.program import MOST_ARGUMENTS
 from terrazzo.knobs import knobs
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.executable import Executable
@@ -39,15 +40,19 @@ def test_sizes_that_vary(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(soft(x).sum(0), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("count", [12, MOST_ARGUMENTS])
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_more_arrays_than_arguments(kind: str, monkeypatch: pytest.MonkeyPatch,
-                                    rng: np.random.Generator) -> None:
-    """Calls with many arrays go the direct way too, also where sizes vary and layouts differ."""
+def test_many_arrays(kind: str, count: int, monkeypatch: pytest.MonkeyPatch,
+                     rng: np.random.Generator) -> None:
+    """Calls with many arrays go the direct way too, also where sizes vary and layouts differ.
+
+    With the results, the larger number is more than direct entries take.
+    """
     convert: Any = np.asarray if kind == "numpy" else pytest.importorskip("torch").from_numpy
     many = tz.jit(lambda *xs: tuple(x * i for i, x in enumerate(xs)) + (sum(xs, 0 * xs[0]),))
     for n in (5, 6, 7):  # from the second on sizes vary
         for turned in (False, True):
-            xs = [rng.standard_normal((n, n)).astype(np.float32) for _ in range(12)]
+            xs = [rng.standard_normal((n, n)).astype(np.float32) for _ in range(count)]
             given = [convert(x.T if turned else x) for x in xs]
             many(*given)
             with monkeypatch.context() as patch:

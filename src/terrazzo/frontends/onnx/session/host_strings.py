@@ -7,7 +7,8 @@ strings, is as onnxruntime has it: eight digits, and C's way to read the start o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -201,9 +202,13 @@ class Numbers(dict[str, Any]):
     def __missing__(self, word: Any) -> Any:
         return self.other
 
+    def each(self, words: Sequence[str]) -> Iterator[Any]:
+        """Those of some words, without a call of Python's for those that there are not."""
+        return map(self.get, words, repeat(self.other))
+
     def of(self, words: Sequence[str]) -> np.ndarray:
         """Those of a list of words."""
-        return np.fromiter(map(self.__getitem__, words), self.dtype, len(words))
+        return np.fromiter(self.each(words), self.dtype, len(words))
 
 
 @host_op(NUMBERS, domain=STRINGS, makes=True, steady=True)

@@ -55,10 +55,10 @@ def _token_numbers(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[An
 def _ways(attrs: Attrs) -> tuple[Numbers, Callable[[str], Any], Callable[[list[str]], Cut]]:
     """Numbers of tokens, and how one text and many are cut into them."""
     numbers = Numbers(attrs)
-    cut, tokens, among = _all_tokens(attrs, numbers), _tokens(attrs), numbers.__getitem__
+    cut, tokens = _all_tokens(attrs, numbers), _tokens(attrs)
     if _by_character(attrs):
         return numbers, lambda text: cut([text])[0], cut
-    return numbers, lambda text: list(map(among, _marked(attrs, [tokens(text)])[0])), cut
+    return numbers, lambda text: list(numbers.each(_marked(attrs, [tokens(text)])[0])), cut
 
 
 def _by_character(attrs: Attrs) -> bool:
