@@ -302,11 +302,10 @@ def _string_normalizer(attrs: Attrs, version: int, inputs: Sequence[Any]) -> lis
     if x.ndim not in (1, 2) or x.shape[:-1] not in ((), (1,)):
         raise ModelError(f"StringNormalizer takes strings of shape [C] or [1, C], not {x.shape}")
     case, compared, stopped = once(attrs, "rules", lambda: _normalizing(attrs))
-    texts = x.reshape(-1).tolist()
+    texts = x.tolist() if x.ndim == 1 else x[0].tolist()
     if stopped:
         texts = [text for text in texts if compared(text) not in stopped]
-    kept = list(map(case, texts)) or [""]
-    made = np.array(kept, object)
+    made = np.array(list(map(case, texts)) or [""], object)
     return [made if x.ndim == 1 else made.reshape(1, -1)]
 
 

@@ -43,8 +43,8 @@ def _token_numbers(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[An
     x = np.asarray(inputs[0], object)
     numbers, alone, cut = once(attrs, "ways", lambda: _ways(attrs))
     if x.size == 1:
-        found = alone(x.item())
-        return [np.asarray(found, numbers.dtype).reshape(*x.shape, len(found))]
+        made = np.asarray(alone(x.item()), numbers.dtype)
+        return [made[(None,) * x.ndim]]
     found, counts = cut(x.reshape(-1).tolist())
     longest = int(counts.max(initial=0))
     filled = np.full((len(counts), longest), numbers[attrs["pad_value"]], numbers.dtype)
@@ -58,7 +58,9 @@ def _ways(attrs: Attrs) -> tuple[Numbers, Callable[[str], Any], Callable[[list[s
     cut, tokens = _all_tokens(attrs, numbers), _tokens(attrs)
     if _by_character(attrs):
         return numbers, lambda text: cut([text])[0], cut
-    return numbers, lambda text: list(numbers.each(_marked(attrs, [tokens(text)])[0])), cut
+    if attrs.get("mark", 0):
+        return numbers, lambda text: list(numbers.each(_marked(attrs, [tokens(text)])[0])), cut
+    return numbers, lambda text: list(numbers.each(tokens(text))), cut
 
 
 def _by_character(attrs: Attrs) -> bool:
