@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -105,6 +106,16 @@ def test_bench_times_ours_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "terrazzo" in text and "ms" in text
     with pytest.raises(ArgumentError, match="no engine 'tvm'"):
         tz("bench", folder / "resnet.onnx", "--against", "tvm")
+
+
+def test_openvino_races_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where processors have bfloat16 it takes that unless told otherwise."""
+    openvino = MagicMock()
+    monkeypatch.setitem(sys.modules, "openvino", openvino)
+    cli_models._openvino("model.onnx", {}, threads=3)
+    (_, device, settings), _ = openvino.Core.return_value.compile_model.call_args
+    assert device == "CPU" and settings["INFERENCE_NUM_THREADS"] == 3
+    assert settings["INFERENCE_PRECISION_HINT"] == "f32"
 
 
 def test_engines_take_turns() -> None:
