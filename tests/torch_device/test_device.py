@@ -332,6 +332,26 @@ def test_compiling_for_the_cpu_is_no_first_use() -> None:
     assert ran.stdout.strip() == "False", ran.stderr
 
 
+def test_training_on_the_cpu_is_no_first_use(tmp_path: Path) -> None:
+    """Optimizers ask for the accelerator in each step: nothing is built to answer."""
+    ran = in_a_process(
+        "layer = torch.nn.Linear(2, 2)\n"
+        "opt = torch.optim.Adam(layer.parameters())\n"
+        "layer(torch.ones(3, 2)).sum().backward()\n"
+        "opt.step()\n"
+        "print(torch.accelerator.current_accelerator(check_available=True))",
+        TZ_CACHE_DIR=str(tmp_path))
+    assert ran.stdout.strip() == "gcu", ran.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_what_there_is_not(tmp_path: Path) -> None:
+    for variables in ({"GCU_VISIBLE_DEVICES": "none"}, {"CC": "no-compiler-of-this-name"}):
+        ran = in_a_process("print(torch.gcu.is_available())", TZ_CACHE_DIR=str(tmp_path),
+                           **variables)
+        assert ran.stdout.strip() == "False", ran.stderr
+
+
 def test_any_part_of_us_may_come_before_torch(tmp_path: Path) -> None:
     """As installed: torch finds the entry point, and calls us while a part of us imports torch."""
     installed = tmp_path / "device-1.dist-info"

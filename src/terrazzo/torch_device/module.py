@@ -7,7 +7,9 @@ device is there before (`start.py`). Torch itself calls `_lazy_init` when a tens
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -78,9 +80,20 @@ def is_available() -> bool:
             guards.CompileContext.current_compile_id() is not None):
         return False  # dynamo asks for each graph's stream: compiling for the CPU is no first use
     try:
+        if not is_initialized() and "GCU_VISIBLE_DEVICES" not in os.environ:
+            return _could_be_built(_name())  # optimizers ask in each step: that is no first use
         return device_count() > 0
     except TerrazzoError:
         return False
+
+
+@cache
+def _could_be_built(chip: str) -> bool:
+    """Whether a chip has devices, and this machine a compiler for its library."""
+    from terrazzo.chips.gcu.build import compiler
+    from terrazzo.chips.gcu.description import find
+
+    return bool(compiler()) and find(chip).devices > 0
 
 
 def device_count() -> int:
