@@ -8,7 +8,7 @@ import pytest
 from terrazzo.base.scalar import Const, cast
 from terrazzo.chips.cpu.description import host
 from terrazzo.chips.cpu.llvm.kernel import compile_function
-from terrazzo.dtypes import float32, int32, int64
+from terrazzo.dtypes import float32, int32, int64, uint8
 from terrazzo.index import Var
 from terrazzo.loop.interpret import run
 from terrazzo.loop.ir import (
@@ -60,6 +60,20 @@ def test_masked_scatter() -> None:
     order = np.random.default_rng(0).permutation(50)
     result = same(body, (at, out), order, np.full(50, -1, np.int32))[1]
     assert result.tolist() == [*range(20), *[-1] * 30]
+
+
+@pytest.mark.parametrize("kind", ["serial", "vector"])
+def test_indices_without_a_sign(kind: str) -> None:
+    """Numbers from the middle of their type on count from the beginning all the same."""
+    x, at, out, i = (Buffer("x", float32, 256), Buffer("at", uint8, 40), Buffer("out", float32, 40),
+                     Var("i", 0, 39))
+    there, data = np.arange(40, dtype=np.uint8) * 6, np.arange(256, dtype=np.float32)
+    result = same(For(i, 0, 40, Store(out, i, x[at[i]]), kind), (x, at, out), data, there,
+                  np.zeros(40, np.float32))[2]
+    np.testing.assert_array_equal(result, data[there])
+    back = same(For(i, 0, 40, Store(x, at[i], out[i]), kind), (x, at, out), data * 0, there,
+                result)[0]
+    np.testing.assert_array_equal(back[there], result)
 
 
 def test_let_names_a_loaded_number() -> None:

@@ -280,6 +280,13 @@ def test_no_compiler(tmp_path: Path) -> None:
     assert "set CXX to its command" in ran.stderr
 
 
+def test_what_a_compiler_built_that_has_gone(device: ModuleType) -> None:
+    """As in an image that is run without one: both native parts are found in the cache."""
+    ran = in_a_process("print(torch.ones(2, device='gcu').sum().item())", CC="no-such-compiler",
+                       CXX="no-such-compiler")
+    assert ran.stdout.strip() == "2.0", ran.stderr
+
+
 def test_a_forbidden_fallback() -> None:
     ran = in_a_process("torch.linalg.svd(torch.ones(3, 3, device='gcu'))", TZ_GCU_FALLBACK="error")
     assert "NotImplementedError" in ran.stderr and "TZ_GCU_FALLBACK=error" in ran.stderr

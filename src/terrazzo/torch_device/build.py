@@ -24,9 +24,11 @@ from types import ModuleType
 import torch
 
 from terrazzo.chips.gcu.build import SOURCES as HEADERS
+from terrazzo.chips.gcu.build import newest, stamp
 from terrazzo.errors import CompileError, MissingDependency
 from terrazzo.knobs import knobs
 
+NAME = "_gcu.so"
 SOURCES = Path(__file__).parent / "native"
 OLDEST = (2, 11)  # of torch: what the native part is compiled with and tried
 WHOLE = (2, 13)  # of torch: what Inductor and torch.distributed must have for such a device
@@ -63,11 +65,13 @@ def _file() -> Path:
     for part in (Path(__file__), *(SOURCES / f"{unit}.cpp" for unit in UNITS),
                  SOURCES / "runtime.h", HEADERS / "gcu_runtime.h"):
         whole.update(part.read_bytes())
-    command = _compiler()
-    whole.update(repr((torch.__version__, sys.version_info[:3], FLAGS, command,
-                       command and _stamp(command[0]))).encode())
+    whole.update(repr((torch.__version__, sys.version_info[:3], FLAGS)).encode())
     folder = Path(knobs.cache_dir).expanduser() if knobs.cache else Path(tempfile.mkdtemp())
-    return folder / "torch_device" / whole.hexdigest()[:32] / "_gcu.so"
+    kept = folder / "torch_device" / whole.hexdigest()[:32]
+    if command := _compiler():
+        return kept / stamp(command) / NAME
+    # A compiler that has gone (as in an image without one) left behind what it built.
+    return newest(kept, NAME) or kept / "none" / NAME
 
 
 def _compiler() -> list[str]:
@@ -76,13 +80,6 @@ def _compiler() -> list[str]:
         if shutil.which(command[0]):
             return command
     return []
-
-
-def _stamp(command: str) -> tuple[str, int, int]:
-    """What tells one version of a compiler from another without running it."""
-    path = os.path.realpath(shutil.which(command) or command)
-    found = os.stat(path)
-    return path, found.st_size, found.st_mtime_ns
 
 
 def is_whole(version: str = torch.__version__) -> bool:
@@ -143,7 +140,7 @@ def _compile(command: list[str], file: Path) -> None:
                 f"{command[0]} does not build the device for PyTorch {torch.__version__}:\n"
                 f"{wrong[0].strip()[:4000]}",
                 hint="what it names is what this torch, or this compiler, lacks")
-        os.replace(f"{folder}/_gcu.so", file)
+        os.replace(f"{folder}/{NAME}", file)
     print(f" {time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 
@@ -152,7 +149,7 @@ def _linked(command: list[str], folder: str) -> list[str]:
     ran = subprocess.run(
         [*command, "-shared", *(f"{folder}/{unit}.o" for unit in UNITS), f"-L{libraries}",
          "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", *_standard_library(), "-ldl",
-         "-o", f"{folder}/_gcu.so"], capture_output=True, text=True)
+         "-o", f"{folder}/{NAME}"], capture_output=True, text=True)
     return [ran.stderr] if ran.returncode else []
 
 

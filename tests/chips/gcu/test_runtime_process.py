@@ -249,6 +249,25 @@ def test_no_compiler_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
         build.built_library(str(tmp_path / "b"))
 
 
+def test_without_a_compiler_what_was_built_last_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(build, "build_into", lambda path, command: path.touch())
+    made = []
+    for name in ("one-cc", "another-cc"):
+        compiler = tmp_path / name
+        compiler.write_text("#!/bin/sh\n")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CC", str(compiler))
+        made.append(build.built_library(str(tmp_path / "kept")))
+        build.built_library.cache_clear()
+        os.utime(made[-1], (len(made), len(made)))
+    assert made[0] != made[1], "each compiler has a library of its own"
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert build.built_library(str(tmp_path / "kept")) == made[1]
+    build.built_library.cache_clear()
+
+
 def test_without_a_compiler_images_are_still_written() -> None:
     text = ("from terrazzo.chips.gcu.image import *\n"
             "from terrazzo.chips.gcu import description\n"

@@ -43,14 +43,26 @@ def compiler() -> list[str]:
 @lru_cache(maxsize=4)
 def built_library(cache_dir: str | None = None) -> Path:
     """Where the library lies, which is built first if no process did so before."""
-    command = compiler()
-    folder = _folder(cache_dir) / _key(command)
+    kept = _folder(cache_dir) / _key()
+    try:
+        command = compiler()
+    except MissingDependency:
+        # A compiler that has gone (as in an image without one) left behind what it built.
+        if not (earlier := newest(kept, NAME)):
+            raise
+        return earlier
+    folder = kept / stamp(command)
     library = folder / NAME
     if not library.exists():
         with _alone(folder):
             if not library.exists():
                 _build(command, library)
     return library
+
+
+def newest(folder: Path, name: str) -> Path | None:
+    """Of what compilers have built of the same sources, a folder each, the file made last."""
+    return max(folder.glob(f"*/{name}"), key=lambda file: file.stat().st_mtime_ns, default=None)
 
 
 def build_into(library: Path, command: Sequence[str], flags: Sequence[str] = ()) -> None:
@@ -94,17 +106,22 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="terrazzo-gcu-")
 
 
-def _key(command: Sequence[str]) -> str:
-    """All that the library is made from; of the compiler its file, which costs less than to ask."""
-    path = os.path.realpath(shutil.which(command[0]) or command[0])
-    info = os.stat(path)
-    digest = hashlib.sha256(repr((list(command), path, info.st_size, info.st_mtime_ns, FLAGS,
-                                  LIBRARIES)).encode())
+def _key() -> str:
+    """What the library is made from."""
+    digest = hashlib.sha256(repr((FLAGS, LIBRARIES)).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         content = source.read_bytes()
         digest.update(f"{source.name} {len(content)}:".encode())
         digest.update(content)
     return digest.hexdigest()[:32]
+
+
+def stamp(command: Sequence[str]) -> str:
+    """What tells one compiler from another: its file, which costs less than to ask it."""
+    path = os.path.realpath(shutil.which(command[0]) or command[0])
+    info = os.stat(path)
+    made_by = repr((list(command), path, info.st_size, info.st_mtime_ns))
+    return hashlib.sha256(made_by.encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -123,4 +140,4 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-__all__ = ["NAME", "SOURCES", "build_into", "built_library", "compiler"]
+__all__ = ["NAME", "SOURCES", "build_into", "built_library", "compiler", "newest", "stamp"]

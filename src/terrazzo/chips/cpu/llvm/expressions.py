@@ -256,5 +256,14 @@ class ScalarCode:
         return from_memory(self.b, value, dtype)
 
     def place(self, index: Index | Scalar, guard: Val | None) -> Walk[Val]:
-        return (yield self.visit(index, guard)) if isinstance(index, Scalar) else (
-            self.index_value(index))
+        if not isinstance(index, Scalar):
+            return self.index_value(index)
+        return self.unsigned_too(index, (yield self.visit(index, guard)))
+
+    def address(self, index: Scalar) -> Val:
+        """A computed index, as `emit` makes it, to be added to an address."""
+        return self.unsigned_too(index, self.emit(index))
+
+    def unsigned_too(self, index: Scalar, value: Val) -> Val:
+        """Addresses extend what is added to them by its sign."""
+        return value if index.dtype.is_signed else scalars.cast(self.b, value, index.dtype, int64)
