@@ -282,9 +282,10 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 def test_what_a_compiler_built_that_has_gone(device: ModuleType) -> None:
     """As in an image that is run without one: both native parts are found in the cache."""
-    ran = in_a_process("print(torch.ones(2, device='gcu').sum().item())", CC="no-such-compiler",
-                       CXX="no-such-compiler")
-    assert ran.stdout.strip() == "2.0", ran.stderr
+    ran = in_a_process(
+        "print(torch.gcu.is_available(), torch.ones(2, device='gcu').sum().item())",
+        CC="no-such-compiler", CXX="no-such-compiler")
+    assert ran.stdout.strip() == "True 2.0", ran.stderr
 
 
 def test_a_forbidden_fallback() -> None:

@@ -81,19 +81,19 @@ def is_available() -> bool:
         return False  # dynamo asks for each graph's stream: compiling for the CPU is no first use
     try:
         if not is_initialized() and "GCU_VISIBLE_DEVICES" not in os.environ:
-            return _could_be_built(_name())  # optimizers ask in each step: that is no first use
+            return _could_be_had(_name())  # optimizers ask in each step: that is no first use
         return device_count() > 0
     except TerrazzoError:
         return False
 
 
 @cache
-def _could_be_built(chip: str) -> bool:
-    """Whether a chip has devices, and this machine a compiler for its library."""
-    from terrazzo.chips.gcu.build import compiler
+def _could_be_had(chip: str) -> bool:
+    """Whether a chip has devices, and this machine its library or a compiler for it."""
+    from terrazzo.chips.gcu.build import is_there_or_can_be
     from terrazzo.chips.gcu.description import find
 
-    return bool(compiler()) and find(chip).devices > 0
+    return is_there_or_can_be() and find(chip).devices > 0
 
 
 def device_count() -> int:

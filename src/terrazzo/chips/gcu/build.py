@@ -60,6 +60,14 @@ def built_library(cache_dir: str | None = None) -> Path:
     return library
 
 
+def is_there_or_can_be() -> bool:
+    """Whether the library would be found or built, told without doing so."""
+    try:
+        return bool(compiler())
+    except MissingDependency:
+        return newest(_folder(None) / _key(), NAME) is not None
+
+
 def newest(folder: Path, name: str) -> Path | None:
     """Of what compilers have built of the same sources, a folder each, the file made last."""
     return max(folder.glob(f"*/{name}"), key=lambda file: file.stat().st_mtime_ns, default=None)
@@ -140,4 +148,5 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-__all__ = ["NAME", "SOURCES", "build_into", "built_library", "compiler", "newest", "stamp"]
+__all__ = ["NAME", "SOURCES", "build_into", "built_library", "compiler", "is_there_or_can_be",
+           "newest", "stamp"]
