@@ -355,8 +355,8 @@ def test_training_on_the_cpu_is_no_first_use(tmp_path: Path) -> None:
 
 def test_what_there_is_not(tmp_path: Path) -> None:
     for variables in ({"GCU_VISIBLE_DEVICES": "none"}, {"CC": "no-compiler-of-this-name"}):
-        ran = in_a_process("print(torch.gcu.is_available())", TZ_CACHE_DIR=str(tmp_path),
-                           **variables)
+        (empty := tmp_path / "".join(variables)).mkdir()
+        ran = in_a_process("print(torch.gcu.is_available())", TZ_CACHE_DIR=str(empty), **variables)
         assert ran.stdout.strip() == "False", ran.stderr
 
 
