@@ -177,13 +177,14 @@ def measured_load(path: str, engine: str) -> Load:
 
 
 def load_in_process(path: Path, engine: str, cache: Path) -> Load:
-    """The same in a process of its own."""
+    """The same in a process of its own, with modules as they are after their first use."""
     source = str(Path(__file__).parents[1] / "src")
     given = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
     finished = subprocess.run(
         [sys.executable, __file__, "--load", str(path), "--engine", engine], check=True, text=True,
-        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": given,
-                                     "TZ_CACHE_DIR": str(cache)})
+        stdout=subprocess.PIPE, env={
+            **os.environ, "PYTHONPATH": given, "TZ_CACHE_DIR": str(cache),
+            "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache / "bytecode")})
     return Load(**json.loads(finished.stdout))
 
 
