@@ -121,6 +121,38 @@ def test_sums_of_gathered_rows_run_along_the_rows(rng: np.random.Generator) -> N
     np.testing.assert_allclose(bags(table, rows), table[rows].sum(1), rtol=1e-5, atol=1e-5)
 
 
+def squares(x: object, y: object) -> object:
+    """Of the distances of all rows of x from all columns of y."""
+    return tz.sum((x[:, :, None] - y) ** 2, axis=1)
+
+
+def test_what_lies_side_by_side_along_results_is_computed_so(rng: np.random.Generator) -> None:
+    """Though the larger operand is contiguous along the sum: from result to result it stays."""
+    x, y = (rng.standard_normal(s).astype(np.float32) for s in ((1000, 10), (10, 70)))
+    text = loop_text(squares, x, y)
+    assert "for k in 0..10:" in text and "vector for k" not in text, text
+    exact = squares(x.astype(np.float64), y.astype(np.float64))
+    np.testing.assert_allclose(tz.jit(squares)(x, y), exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(70, 30, 10), (3, 70, 33, 7), (200, 40)], ids=str)
+def test_results_of_short_sums_are_finished_in_vectors(shape: tuple[int, ...],
+                                                       rng: np.random.Generator) -> None:
+    def finished(x: object, y: object) -> object:
+        return tz.exp(tz.sum(x * y, axis=-1) * -0.1) + tz.astype(y[..., 0], "float32")
+
+    x = rng.standard_normal(shape).astype(np.float32)
+    for y in (x, rng.standard_normal(shape).astype(np.float16)):
+        text = loop_text(finished, x, y)
+        assert "alloc" in text and "vector for" in text.split("= exp(")[0].splitlines()[-2], text
+        wide = y.astype(np.float64)
+        np.testing.assert_allclose(
+            tz.jit(finished)(x, y), np.exp((x * wide).sum(-1) * -0.1) + wide[..., 0],
+            rtol=2e-5, atol=2e-5)
+    long = np.ones((4, 1000), np.float32)
+    assert loop_text(finished, long, long).count("alloc") == 1, "a sum's own accumulators alone"
+
+
 def test_gathered_rows_go_past_the_caches_by_one_thread_alone(rng: np.random.Generator) -> None:
     table = rng.standard_normal((8000, 512)).astype(np.float32)
     rows = rng.integers(0, 8000, 2048)

@@ -198,7 +198,7 @@ def test_rows_are_taken_of_a_turned_tensor_that_is_stored(taken, columns, stored
     """Where as much is read as there is, or where it is read again; a few rows where they lie."""
     def program(x):
         turned = tz.permute_dims(x, axes=(1, 0))
-        found = [tz.sum(tz.take(turned, np.arange(i, i + n) % 32, axis=0), axis=0)
+        found = [tz.sum(tz.take(turned, np.arange(i, i + n) ** 2 % 32, axis=0), axis=0)
                  for i, n in enumerate(taken)]
         return found[0] if len(found) == 1 else found[0] * found[1]
 

@@ -19,19 +19,34 @@ def reductions(stage: Tensor) -> list[Reduce]:
 
 
 def unit_stride_axis(stage: Tensor, axes: Sequence[Axis]) -> Axis | None:
-    """The axis along which the largest tensor that a stage reduces is contiguous."""
-    best: tuple[int, Axis] | None = None
-    for node in reductions(stage):
-        for load in loads(node.value):
-            told = [i for i in load.indices if isinstance(i, Scalar)]  # by data
-            moved = set().union(*map(_variables, told))
-            address = load.source.flat([0 if isinstance(i, Scalar) else i for i in load.indices])
-            for axis in axes:
-                if axis.var not in moved and coefficient(address, axis.var) == 1:
-                    size = _about(load.source.shape)
-                    if best is None or size > best[0]:
-                        best = (size, axis)
-    return None if best is None else best[1]
+    """The axis along which what a stage reduces is contiguous, or stays where it is.
+
+    Where tensors are contiguous along one axis each, the largest of them decides.
+    """
+    best: tuple[int, int, Axis] | None = None
+    operands = [(load, _told(load), _about(load.source.shape))
+                for node in reductions(stage) for load in loads(node.value)]
+    for axis in axes:
+        apart = along = 0  # elements of tensors whose neighbours lie apart, or side by side
+        for load, told, size in operands:
+            step = None if axis.var in told else coefficient(_address(load), axis.var)
+            if step == 1:
+                along = max(along, size)
+            elif step != 0:
+                apart = max(apart, size)
+        if along and (best is None or (-apart, along) > best[:2]):
+            best = (-apart, along, axis)
+    return None if best is None else best[2]
+
+
+def _address(load: Load) -> Index:
+    """Where a load reads, but for what data tells."""
+    return load.source.flat([0 if isinstance(i, Scalar) else i for i in load.indices])
+
+
+def _told(load: Load) -> set[Var]:
+    """What those indices of a load vary with that data tells."""
+    return set().union(*(_variables(i) for i in load.indices if isinstance(i, Scalar)))
 
 
 def _about(shape: Sequence[Index]) -> int:

@@ -163,6 +163,10 @@ EXAMPLES: dict[str, list[Example]] = {
                                  stops=(6,), steps=(2,)), (20,)),
         moves(lambda x: op.slice(op.slice(x, starts=(9,), stops=(-1,), steps=(-1,)), starts=(8,),
                                  stops=(1,), steps=(-3,)), (10,))],
+    "take every so many": [
+        moves(lambda x: op.take_at(x, np.array([1, 3, -1]), axes=(1,)), (3, 6, 2)),
+        moves(lambda x: op.take_at(x, np.arange(6, dtype=np.uint8), axes=(0,)), (6, 2)),
+        moves(lambda x: op.take_at(x, np.array([-1]), axes=(0,)), (4, 2))],
     "join one": [moves(lambda x: op.concat(x, axis=0), (2, 3))],
     "reduce over size one": [
         Example(lambda x: op.sum(op.reshape(x, shape=(-1, 1)), axis=1), (FLOATS,)),

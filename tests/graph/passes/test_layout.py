@@ -102,7 +102,7 @@ EXAMPLES: dict[str, list[Callable[[Any], Any]]] = {
     ],
     "channels last past a choice of places": [
         lambda x: last(op.take(first(x), np.array([3, 0, 0, -1]), axis=2)),
-        lambda x: last(op.take(first(x), np.array([1, 2]), axis=1)),
+        lambda x: last(op.take(first(x), np.array([2, 1]), axis=1)),
     ],
     "channels last past a reduction": [
         lambda x: op.sum(first(x), axis=(2, 3)),

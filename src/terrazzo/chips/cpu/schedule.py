@@ -36,6 +36,8 @@ CHUNK = 8192  # elements of one piece of a flat loop: big enough to amortise the
 TASK_WORK = 8192  # additions that are worth a task of their own: about 1 us
 COLUMN_TILE_VECTORS = 4  # vectors of columns whose sums stay in registers
 FRESH_MEMORY = 32 << 20  # bytes: glibc maps larger blocks anew for every allocation
+SHORT_ROW, DEAR_FINISH = 256, 8  # elements of a row; additions that its sum's use is worth
+FINISHED_TOGETHER = 64  # rows
 PARTIALS = 16  # pieces of one long reduction: a few for every core of a small machine
 # Float sums of more than this are sums of partial sums, so that errors do not add up: elements of
 # a row (which has vectors of accumulators), rows of a column (which has one accumulator), partial
@@ -281,6 +283,12 @@ def _lone_reduction(program: Program, chip: ChipSpec) -> tuple[Program, Schedule
             return _split_reduction(program, stage, node, along, pieces, chip)
     if along is not None and down:
         return program, _columns(stage, along, chip)
+    if length <= SHORT_ROW and len(reductions(stage)) == 1 and not _is_ragged(stage) and (
+            stage.axes and _extent(stage.axes[-1]) >= 2 * chip.lanes(32)):
+        (node,) = reductions(stage)
+        finish = _with(stage.body, node, Load(node.dtype, stage, ()))
+        if cost(finish) >= DEAR_FINISH:
+            return _finished_in_vectors(program, stage, node, along)
     s = Schedule()
     names = [a.var.name for a in stage.axes]
     if names:
@@ -367,11 +375,7 @@ def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis 
     total = reduce_scalar(node.op, Load(node.dtype, (partial, *between)[-1], (
         again.var, *(a.var for a in stage.axes))), [again])
 
-    def visit(n: Scalar) -> Scalar | None:
-        return total if n is node else None
-
-    assert stage.body is not None
-    final = replace(stage, body=rewrite(stage.body, visit))
+    final = replace(stage, body=_with(stage.body, node, total))
     fresh = replace(program, stages=(partial, *between, final), outputs=(final,), attrs={})
     others = [a for a in stage.axes if a is not along]
     if along is None or not down:
@@ -449,14 +453,40 @@ def _folded_columns(program: Program, stage: Tensor, node: Reduce, chip: ChipSpe
         rest = Axis(Var(row.var.name, 0, count - 1), steps * width, count)
         total = call(node.op, total, reduce_scalar(node.op, _rename(node.value, row, rest), [rest]))
 
-    def visit(n: Scalar) -> Scalar | None:
-        return total if n is node else None
-
-    assert stage.body is not None
-    final = replace(stage, body=rewrite(stage.body, visit))
+    final = replace(stage, body=_with(stage.body, node, total))
     s = s.reorder(partial, part, inner, wide).parallel(partial, part)
     return (replace(program, stages=(partial, *between, final), outputs=(final,), attrs={}),
             s.vectorize(partial, wide))
+
+
+def _finished_in_vectors(program: Program, stage: Tensor, node: Reduce, along: Axis | None
+                         ) -> tuple[Program, Schedule]:
+    """Short rows whose sums are made into results by something dear: for many of them at once.
+
+    An exponential of each sum by itself takes twice the time of a row of ten (a kernel of support
+    vectors: 1500 us, and 380 so).
+    """
+    sums = Tensor(f"{stage.name}_sum", stage.shape, node.dtype, stage.axes, node,
+                  origin=stage.origin)
+    final = replace(stage, body=_with(stage.body, node, Load(
+        node.dtype, sums, tuple(a.var for a in stage.axes))))
+    *outer, last = (a.var.name for a in stage.axes)
+    s = Schedule().split(final, last, FINISHED_TOGETHER)
+    task = f"{last}.o"
+    if outer:
+        s, task = s.fuse(final, *outer, task, fused="task"), "task"
+    length = _product([_extent(a) for a in node.axes])
+    s = s.parallel(final, task, _grain(FINISHED_TOGETHER * length * _price([stage])))
+    s = s.vectorize(final, f"{last}.i").compute_at(sums, final, task)
+    vector = node.axes[-1] if along is None else along
+    s = _summed_in_blocks(s, sums, [a for a in node.axes if a is not vector], vector)
+    return replace(program, stages=(sums, final), outputs=(final,), attrs={}), s
+
+
+def _with(body: Scalar | None, node: Reduce, other: Scalar) -> Scalar:
+    """A body in which something else stands for its reduction."""
+    assert body is not None
+    return rewrite(body, lambda n: other if n is node else None)
 
 
 def _rename(value: Scalar, old: Axis, new: Axis) -> Scalar:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from terrazzo.base.shapes import broadcast_shapes, normalize_axes
 from terrazzo.graph.applying import constant
 from terrazzo.graph.ir import Node, Value, operator_named
-from terrazzo.graph.patterns import P, same_shape, wildcards
+from terrazzo.graph.patterns import P, constant_array, same_shape, wildcards
 from terrazzo.graph.rewrite import Rule, RuleTable
 from terrazzo.index import Index
 
@@ -60,6 +62,25 @@ def _everything(x: Value, node: Node) -> Value | None:
         n == 1 for n in attrs["steps"]) else None
 
 
+def _taken_in_steps(x: Value, y: Value, node: Node) -> Value | None:
+    """Places that are written down, and go up in even steps, are a slice."""
+    places = constant_array(y)
+    axis, *others = node.attrs["axes"]
+    size = x.shape[axis]
+    if others or places is None or places.ndim != 1 or not places.size or not isinstance(size, int):
+        return None
+    found = places.astype(np.int64)
+    if places.dtype.kind == "i":
+        found = np.where(found < 0, found + size, found)
+    first, last = int(found[0]), int(found[-1])
+    step = int(found[1]) - first if found.size > 1 else 1
+    if first < 0 or last >= size or step < 1 or (np.diff(found) != step).any():
+        return None
+    starts, stops, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
+    starts[axis], stops[axis], steps[axis] = first, last + 1, step
+    return _op("slice", x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))
+
+
 # These apply only when shape and type stay, as any replacement must have the same.
 UNCHANGED = RuleTable((
     Rule("reshape to its own shape", P.reshape(x), lambda x: x),
@@ -77,6 +98,7 @@ SHAPES = UNCHANGED + RuleTable((
          lambda x, node: _op("broadcast_to", x, shape=node.types[0].shape)),
     Rule("slice everything", P.one_of("slice", "place")(x), _everything),
     Rule("slice twice", P.slice(P.slice(x).named("inner")), _sliced_once),
+    Rule("take every so many", P.take_at(x, y), _taken_in_steps),
     Rule("join one", P.concat(x), lambda x: x),
 ))
 

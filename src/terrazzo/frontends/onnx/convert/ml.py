@@ -245,8 +245,9 @@ def _kernels(call: Call, x: Value, vectors: np.ndarray) -> Value:
         return e.tanh(dots * gamma + offset)
     if kind != "RBF":
         call.unsupported(f"has an unknown kernel_type {kind!r}")
-    difference = expand_dims(x, axis=1) - literal(vectors)
-    return e.exp(sum_(difference * difference, axis=-1) * -gamma)
+    # Support vectors side by side: those of a row are computed in vectors.
+    difference = expand_dims(x, axis=2) - literal(np.ascontiguousarray(vectors.T))
+    return e.exp(sum_(difference * difference, axis=1) * -gamma)
 
 
 @converts("SVMRegressor", domain=ML)
