@@ -336,6 +336,8 @@ class Gemm(TiledProduct):
         outer, lets = Names(self.fresh), Names(self.fresh)
         panels = outer("panels", ceildiv(self.n, nr))
         most_panels = max(1, _GROUP_COLUMNS // nr)
+        if isinstance(self.n, int):
+            most_panels = min(most_panels, math.ceil(self.n / nr))
         room = self.chip.l2_bytes * 45 // 100 // (self.pieces.most * self.item.itemsize)
         most = max(8 * mr, min(_BLOCK_ROWS, room) // mr * mr)
         by_rows, by_columns = self.blocks_and_groups(most, most_panels)

@@ -130,10 +130,18 @@ class TiledProduct(ProductKernel):
 
     # ------------------------------------------------------------ sums and what is made of them
     def sums_in_output(self) -> bool:
-        """Whether the output can hold the sums until the epilogue has seen them."""
+        """Whether the output can hold the sums until the epilogue has seen them.
+
+        Rows of less than a vector are stored by masks, and what is loaded by a mask waits for that.
+        """
         address = self.product.out_address
-        return (self.out.dtype is self.wide or self.rounds_in_tiles()) and coefficient(
-            address, self.product.column.var) == 1 and (
+        if self.rounds_in_tiles():
+            fits = True
+        else:
+            narrow = isinstance(self.n, int) and self.n < self.lanes
+            fits = self.out.dtype is self.wide and (
+                isinstance(self.product.body, Reduce) or not narrow)
+        return fits and coefficient(address, self.product.column.var) == 1 and (
             self.row_var is None or coefficient(address, self.row_var) is not None)
 
     def rounds_in_tiles(self) -> bool:
