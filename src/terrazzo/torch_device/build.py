@@ -1,7 +1,8 @@
 """The native part of the device: built by the system's C++ compiler once, and loaded.
 
-It is kept in the cache by its source, torch's version, Python's and the compiler. Several processes
-may want it at the same time: one builds, the others wait.
+It is kept in the cache by its source, torch's version, Python's and the compiler; without one, what
+some compiler built last is found. Several processes may want it at the same time: one builds, the
+others wait.
 """
 
 from __future__ import annotations
