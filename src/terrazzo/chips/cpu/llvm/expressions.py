@@ -258,12 +258,12 @@ class ScalarCode:
     def place(self, index: Index | Scalar, guard: Val | None) -> Walk[Val]:
         if not isinstance(index, Scalar):
             return self.index_value(index)
-        return self.unsigned_too(index, (yield self.visit(index, guard)))
+        return self.counted_on(index, (yield self.visit(index, guard)))
 
-    def address(self, index: Scalar) -> Val:
-        """A computed index, as `emit` makes it, to be added to an address."""
-        return self.unsigned_too(index, self.emit(index))
+    def computed_place(self, index: Scalar) -> Val:
+        """A computed index, as `emit` makes it."""
+        return self.counted_on(index, self.emit(index))
 
-    def unsigned_too(self, index: Scalar, value: Val) -> Val:
-        """Addresses extend what is added to them by its sign."""
+    def counted_on(self, index: Scalar, value: Val) -> Val:
+        """An index without a sign in a type with one: an address extends it by its sign."""
         return value if index.dtype.is_signed else scalars.cast(self.b, value, index.dtype, int64)

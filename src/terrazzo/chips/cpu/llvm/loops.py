@@ -389,7 +389,7 @@ class LoopEmitter:
         self.b.store(to_memory(self.b, value, dtype), pointer, align)
 
     def address(self, buffer: Buffer, index: Index | Scalar, scope: Scope) -> Val:
-        place = (ScalarCode(self, scope).address(index) if isinstance(index, Scalar)
+        place = (ScalarCode(self, scope).computed_place(index) if isinstance(index, Scalar)
                  else self.index(index, scope))
         return self.b.gep(memory_type(buffer.dtype), scope.memory[buffer], place)
 

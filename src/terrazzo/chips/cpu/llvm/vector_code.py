@@ -150,7 +150,7 @@ class VectorCode(ScalarCode):
     def at_lane_zero(self, index: Scalar) -> Val:
         scope = self.e.inside(self.scope, self.lanes.var, self.lanes.base)
         scope.lanes, scope.known = None, self.scope.known
-        return ScalarCode(self.e, scope).address(index)
+        return ScalarCode(self.e, scope).computed_place(index)
 
     def visit(self, node: Scalar, guard: Val | None) -> Walk[Val]:
         # In the masked tail every load that varies with the lane needs the mask: what is safe to
