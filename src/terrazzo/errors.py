@@ -255,6 +255,14 @@ class ModelError(TerrazzoError, ValueError):
     """A model is damaged or inconsistent, or was called with what does not fit it."""
 
 
+class IndexFault(IndexOutOfRange, ModelError, RuntimeError):
+    """Compiled code was given an index that points outside a tensor.
+
+    Eager torch says IndexError or RuntimeError, by operator, and onnxruntime that an argument is
+    invalid: whatever a program expects catches it.
+    """
+
+
 class KnobError(TerrazzoError, ValueError):
     """A setting has a value that is not allowed, or a name that does not exist."""
 

@@ -27,7 +27,7 @@ from terrazzo.loop.simplify import simplify
 from terrazzo.loop.steps import Argument, Branch, Call, Flag, Recipe, Repeat, Step, calls_in
 from terrazzo.runtime.artifact import Artifact, Constant
 from terrazzo.runtime.hosted import graphs_in, on_host, pieces, sizes_in
-from terrazzo.runtime.plan import aligned, byte_size
+from terrazzo.runtime.plan import ALIGN, aligned, byte_size
 
 _Place = Mapping[Value, Argument]
 _TURNS_WORTH_PACKING = 4  # packing takes about as long as two products of few rows
@@ -51,13 +51,20 @@ class ControlLowering:
     source: Graph
     chip: Chip
     options: Options
+    keeps_last: bool = False  # whether the last output stays in the arena, at its beginning
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What the caller gets."""
+        return self.source.outputs[:len(self.source.outputs) - self.keeps_last]
 
     @cached_property
     def _composed(self) -> tuple[tuple[Step, ...], Index, list[Constant]]:
         graph, composer = self.source, _Composer(self.chip, self.options)
         inputs = {v: Argument("slot", i) for i, v in enumerate(graph.inputs)}
-        outputs = [Argument("slot", len(inputs) + i) for i in range(len(graph.outputs))]
-        steps, arena = composer.graph(graph, inputs, outputs, 0)
+        outputs = [Argument("slot", len(inputs) + i) for i in range(len(self.outputs))]
+        kept = [Argument("arena")] if self.keeps_last else []
+        steps, arena = composer.graph(graph, inputs, [*outputs, *kept], ALIGN * len(kept))
         return steps, arena, composer.constants
 
     @property
@@ -71,7 +78,7 @@ class ControlLowering:
         graph = self.source
         dims = sorted({d for v in graph.inputs for n in v.shape for d in free_vars(n)},
                       key=lambda d: d.name)
-        return Recipe(graph.name, self.steps, len(graph.inputs) + len(graph.outputs),
+        return Recipe(graph.name, self.steps, len(graph.inputs) + len(self.outputs),
                       len(self._composed[2]), tuple(dims))
 
     def artifact(self) -> Artifact:
@@ -80,7 +87,7 @@ class ControlLowering:
         return Artifact(
             graph.name,
             tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
-            tuple((v.dtype.name, v.shape) for v in graph.outputs),
+            tuple((v.dtype.name, v.shape) for v in self.outputs),
             self._composed[1], 
             tuple(_step_row(step, self.chip) for step in self.steps),
             self.chip.name, self.chip.assemble(self.recipe), tuple(self._composed[2]), ())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from terrazzo.base import progress
 from terrazzo.chips.chip import Chip
+from terrazzo.chips.memory import HOST
 from terrazzo.compiler.keys import graph_key, kept_key, load_compiled
 from terrazzo.compiler.levels import WHOLE, graph_level, level_text
 from terrazzo.compiler.lowering import Lowering
@@ -24,30 +25,42 @@ from terrazzo.runtime.artifact import Artifact, Over, Strides
 from terrazzo.runtime.cache import default_cache
 from terrazzo.runtime.executable import Executable
 
+if TYPE_CHECKING:
+    from terrazzo.graph.reach import Reach
+
 
 def compile_graph(graph: Graph, chip: Chip | None = None, strides: Strides = (),
                   over: Over = (), *, key: str = "", notes: Mapping[str, Any] | None = None,
-                  options: Options | None = None) -> Any:
+                  options: Options | None = None, reaches: Sequence[Reach] = ()) -> Any:
     """An executable for a graph, from the disk cache when it was compiled before.
 
     `strides` are those of inputs that are not row major, in elements, None for the others. Which
     of them the executable takes is for it to say; the rest must be made row major. In the same way
     `over` asks for outputs to be written over inputs, by their numbers. `key` names
-    the graph for `load_compiled`, by default by its contents; `notes` are kept with the code. A
-    compilation that takes long shows a bar on the terminal.
+    the graph for `load_compiled`, by default by its contents; `notes` are kept with the code.
+    Indices that step outside of their `reaches` are an error of the run, on chips whose memory is
+    the host's: elsewhere looking would wait for the device. A compilation that takes long shows a
+    bar on the terminal.
     """
     with progress.shown(graph.name):
-        return _compiled(graph, chip, strides, over, key, notes, options)
+        return _compiled(graph, chip, strides, over, key, notes, options, reaches)
 
 
 def _compiled(graph: Graph, chip: Chip | None, strides: Strides, over: Over, key: str,
-              notes: Mapping[str, Any] | None, options: Options | None) -> Any:
+              notes: Mapping[str, Any] | None, options: Options | None,
+              reaches: Sequence[Reach]) -> Any:
     from terrazzo.runtime.hosted import HostedExecutable, needs_host
 
     options = options or Options.now()
     chip = chip or options.chip
     progress.doing("rewriting")
     declared = graph
+    looks = bool(reaches) and chip.memory is HOST
+    if looks:
+        from terrazzo.graph.reach import outside
+
+        graph = Graph(graph.name, graph.inputs, (*graph.outputs, outside(reaches)))
+        notes = {**(notes or {}), **artifacts.reach_notes(reaches)}
     strides = tuple(_real_strides(s, v) for s, v in zip(strides, graph.inputs))
     graph = inlined(graph, options=options)  # a composite operator's name does not tell its body
     controlled = needs_host(graph)
@@ -59,8 +72,9 @@ def _compiled(graph: Graph, chip: Chip | None, strides: Strides, over: Over, key
                 print(graph_level(graph, level, options, chip))
         if not is_native(graph):
             return HostedExecutable(graph, partial(compile_graph, chip=chip, options=options),
-                                    declared)
-    lowering = Lowering(graph, chip, strides, options, is_inlined=True, over=over)
+                                    declared, (notes or {}).get("reaches", ()))
+    lowering = Lowering(graph, chip, strides, options, is_inlined=True, over=over,
+                        keeps_last=looks)
     if not controlled:
         for level in _dumped(options):
             print(level_text(lowering, level))
@@ -68,7 +82,7 @@ def _compiled(graph: Graph, chip: Chip | None, strides: Strides, over: Over, key
     known = load_compiled(key, options, chip)
     if known is not None:
         return known
-    made = ControlLowering(graph, chip, options) if controlled else lowering
+    made = ControlLowering(graph, chip, options, looks) if controlled else lowering
     with _enough_files(graph.name):
         artifact = replace(_as_declared(made.artifact(), declared), notes=dict(notes or {}))
     key = kept_key(key, options.settings, chip, artifact.made.facts.get("choices", {}))

@@ -36,6 +36,7 @@ class Lowering:
     is_inlined: bool = False  # whether that was done to the source already
     steady: frozenset[int] = frozenset()  # inputs that may come packed: a loop does not change them
     over: Over = ()  # the inputs that outputs are to be written over
+    keeps_last: bool = False  # whether the last output stays in the arena, at its beginning
 
     @cached_property
     def _canonical(self) -> tuple[Graph, list[Applied]]:
@@ -108,7 +109,12 @@ class Lowering:
     @cached_property
     def plan(self) -> MemoryPlan:
         """Where values live between kernels."""
-        return plan_memory(self.fused, self.functions, self.chip.slack)
+        return plan_memory(self.fused, self.functions, self.chip.slack, self.keeps_last)
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What the caller gets."""
+        return self.graph.outputs[:len(self.graph.outputs) - self.keeps_last]
 
     @cached_property
     def dims(self) -> list[Var]:
@@ -122,7 +128,7 @@ class Lowering:
     def recipe(self) -> Recipe:
         """What the chip makes code of."""
         count = len(self.graph.inputs)
-        return Recipe(self.graph.name, tuple(self.calls), count + len(self.graph.outputs),
+        return Recipe(self.graph.name, tuple(self.calls), count + len(self.outputs),
                       len(self._stored), tuple(self.dims),
                       tuple((count + o, i) for o, i in enumerate(self.written_over)
                             if i is not None))
@@ -136,10 +142,16 @@ class Lowering:
                          for i, v in enumerate((*group.inputs, *group.outputs))]
             calls.append(Call(function, tuple(arguments), group.program.name))
         for i, value in enumerate(self.graph.outputs):
-            place = self.plan.places[value]
-            if place.kind != "output" or place.number != i:
-                calls.append(_copy_call(self._argument(value), i, len(self.graph.inputs), value))
+            source, target = self._argument(value), self._target(i)
+            if source != target:  # it is an input, a constant or another output
+                function = copy_function(f"k_copy_{i}", value)
+                calls.append(Call(function, (source, target), function.name))
         return calls
+
+    def _target(self, i: int) -> Argument:
+        """Where an output is wanted."""
+        return Argument("slot", len(self.graph.inputs) + i) if i < len(self.outputs) else (
+            Argument("arena"))
 
     @cached_property
     def written_over(self) -> Over:
@@ -176,7 +188,7 @@ class Lowering:
         place = self.plan.places[value]
         if place.kind == "input":
             return Argument("slot", place.number if packing is None else (
-                len(self.graph.inputs) + len(self.graph.outputs)
+                len(self.graph.inputs) + len(self.outputs)
                 + self.packed_inputs.index((place.number, packing))))
         if place.kind == "output":
             return Argument("slot", len(self.graph.inputs) + place.number)
@@ -191,7 +203,7 @@ class Lowering:
         return Artifact(
             graph.name,
             tuple((v.name or f"x{i}", v.dtype.name, v.shape) for i, v in enumerate(graph.inputs)),
-            tuple((v.dtype.name, v.shape) for v in graph.outputs),
+            tuple((v.dtype.name, v.shape) for v in self.outputs),
             self.plan.arena,
             tuple(kernel_row(c, self.chip) for c in self.calls),
             self.chip.name, self.chip.assemble(recipe), self.constants(), self.input_strides,
@@ -209,9 +221,3 @@ def kernel_row(call: Call, chip: Chip) -> dict[str, str | Index]:
     why = chip.elsewhere(f)
     return {"name": call.name, "origin": f.origin, "flops": f.flops, "bytes": f.bytes,
             **({"elsewhere": why} if why else {})}
-
-
-def _copy_call(source: Argument, output: int, inputs: int, value: Value) -> Call:
-    """An output that is an input, a constant or another output: copied at the end."""
-    function = copy_function(f"k_copy_{output}", value)
-    return Call(function, (source, Argument("slot", inputs + output)), function.name)

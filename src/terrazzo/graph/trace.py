@@ -9,6 +9,7 @@ from terrazzo.base.nests import flatten
 from terrazzo.errors import ArgumentError
 from terrazzo.graph.applying import as_value
 from terrazzo.graph.ir import Graph, TensorType, Value
+from terrazzo.graph.reach import collecting
 from terrazzo.graph.scopes import trace_scope
 
 
@@ -21,7 +22,7 @@ def trace(function: Callable[..., Any], types: Sequence[TensorType | None], name
     """
     values = [None if t is None else Value(t, name=names[i] if i < len(names) else f"x{i}")
               for i, t in enumerate(types)]
-    with trace_scope():
+    with trace_scope(), collecting():  # what is heard here is of this graph, which may not run
         result = function(*values, **attrs)
     if result is None:
         raise ArgumentError(f"{name or getattr(function, '__name__', 'function')} returned None",

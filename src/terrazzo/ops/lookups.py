@@ -94,7 +94,7 @@ def index_update(x: Any, indices: Any, updates: Any, *, axis: int = 0, reduce: s
     return scatter_at(x, broadcast_to(updates, shape=shape), indices, axes=(axis,), reduce=reduce)
 
 
-def _columns(indices: Value) -> list[Value]:
+def columns_of(indices: Value) -> list[Value]:
     """The coordinates that the last axis of an index tensor holds."""
     count = known(indices.shape[-1]) if indices.ndim else None
     if not isinstance(count, int):
@@ -106,7 +106,7 @@ def _columns(indices: Value) -> list[Value]:
 @operator(family="indexing")
 def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
     """the slices of x at coordinates, which the last axis of indices holds"""
-    places = _columns(indices)
+    places = columns_of(indices)
     rank = indices.ndim - 1
     batch = [reshape(arange(start=x.shape[b]), shape=tuple(
         x.shape[b] if d == b else 1 for d in range(rank))) for b in range(batch_dims)]
@@ -116,7 +116,7 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
 @operator(family="indexing")
 def scatter_nd(x: Any, indices: Any, updates: Any, *, reduce: str = "set") -> Any:
     """x with slices at coordinates, which the last axis of indices holds, replaced or combined"""
-    places = _columns(indices)
+    places = columns_of(indices)
     return scatter_at(x, updates, *places, axes=tuple(range(len(places))), reduce=reduce)
 
 

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from terrazzo.index.guards import Guard
 from terrazzo.loop.packing import Packing
 from terrazzo.runtime import checksum
 from terrazzo.version import __version__
+
+if TYPE_CHECKING:
+    from terrazzo.graph.reach import Reach
 
 MAGIC = b"TZX\x05"
 _START = struct.Struct("<4sQQQ32s32s")
@@ -123,6 +126,12 @@ def model_notes(outputs: Sequence[str], shapes: Sequence[Sequence[Index]],
     """What a file knows of a model: names of outputs, shapes of inputs, what holds of sizes."""
     return {"outputs": list(outputs), "shapes": [[index_data(n) for n in s] for s in shapes],
             "guards": [[g.relation, index_data(g.left), index_data(g.right)] for g in guards]}
+
+
+def reach_notes(reaches: Sequence[Reach]) -> dict[str, Any]:
+    """What a file knows of indices that data tells: from where to where they may be."""
+    return {"reaches": [[index_data(r.low), index_data(r.size), r.where] for r in reaches]} if (
+        reaches) else {}
 
 
 def write(artifact: Artifact, file: BinaryIO) -> None:

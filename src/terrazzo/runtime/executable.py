@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -14,7 +15,14 @@ import numpy as np
 from terrazzo.chips.memory import HOST, Block
 from terrazzo.chips.registry import chip_named
 from terrazzo.dtypes import DType, as_dtype
-from terrazzo.errors import ArgumentError, ArtifactError, DTypeError, OutOfMemory, ShapeError
+from terrazzo.errors import (
+    ArgumentError,
+    ArtifactError,
+    DTypeError,
+    IndexFault,
+    OutOfMemory,
+    ShapeError,
+)
 from terrazzo.index import Index, IndexExpr, Var, compile_python, free_vars
 from terrazzo.index.guards import Guard
 from terrazzo.knobs import knobs, thread_count
@@ -49,6 +57,9 @@ class Executable:
         self._arena_size = _size_function(artifact.arena, self.dims)
         self._output_shapes = [tuple(_size_function(n, self.dims) for n in s)
                                for _, s in self.output_types]
+        # Of indices that data tells how far they may reach: one number at the beginning of the
+        # arena says after a run whether they did.
+        self.reaches: Sequence[Any] = self.artifact.notes.get("reaches", ())
         self._arenas: list[Block] = []  # those no call is using; list operations are atomic
 
     @property
@@ -220,8 +231,20 @@ class Executable:
             record(self._run_timed(slots, arena, sizes, threads))
         else:
             self.code.run(slots, arena.address, threads)
+        word = self.word(arena) if self.reaches else 0
         self.give_arena(arena)
         self.check_memory()
+        if word > 0:
+            raise self.fault(word, sizes)
+
+    @staticmethod
+    def word(arena: Block) -> int:
+        """What a run left of indices: more than 0 where one was out of bounds."""
+        return ctypes.c_int64.from_address(arena.address).value
+
+    def fault(self, word: int, sizes: Sequence[int] = ()) -> IndexFault:
+        """The error that such a number stands for."""
+        return fault_of(word, self.reaches, {d.name: n for d, n in zip(self.dims, sizes)})
 
     def check_memory(self) -> None:
         """Raise what a kernel could not say itself: that it found no memory."""
@@ -294,6 +317,14 @@ class Executable:
 
 
 # ---------------------------------------------------------------- helpers
+def fault_of(word: int, reaches: Sequence[Any], sizes: Mapping[str, int]) -> IndexFault:
+    """The error for an index out of bounds, by what a model's notes say of it."""
+    from terrazzo.graph.reach import fault
+
+    return fault(word, [(index_from(low), index_from(size), where) for low, size, where in reaches],
+                 sizes)
+
+
 def empty(shape: tuple[int, ...], dtype: DType, torch_like: Any = None) -> Any:
     """Fresh memory as a numpy array or, next to a torch tensor, a torch tensor."""
     try:

@@ -395,6 +395,7 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
     crooked = [i for i, a in enumerate(arrays)
                if executable.strides[i] is None and not is_row_major(a)]
     arena_size, allocates = executable.arena_size(sizes), executable.code.allocates
+    reaches = bool(executable.reaches)
     state = [knobs.threads, threads or _threads(executable)]
     as_made = structure == list(range(len(outputs)))
 
@@ -417,9 +418,12 @@ def _direct(executable: Any, structure: Any, arrays: Sequence[Any], ways: _Ways,
             given = [*pointers, *made]
         arena = executable.take_arena(arena_size)
         native(*given, *sizes, arena.address, state[1])
+        word = executable.word(arena) if reaches else 0
         executable.give_arena(arena)
         if allocates:
             executable.check_memory()
+        if word > 0:
+            raise executable.fault(word, sizes)
         return results if as_made else pack(structure, results)
 
     if structure not in (0, [0]) or len(outputs) != 1 or crooked or arena_size or allocates or (

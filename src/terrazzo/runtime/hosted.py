@@ -21,6 +21,7 @@ from terrazzo.graph.ir import Graph, Node, TensorType, Value
 from terrazzo.graph.rebuild import computed_from
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.runtime import fastcall
+from terrazzo.runtime.executable import fault_of
 from terrazzo.runtime.layout import literal
 
 Compile = Callable[[Graph], Any]
@@ -41,8 +42,10 @@ def needs_host(graph: Graph) -> bool:
 class HostedExecutable:
     """A graph cut at the operators that the host runs; everything between is compiled."""
 
-    def __init__(self, graph: Graph, compile_graph: Compile, declared: Graph | None = None):
+    def __init__(self, graph: Graph, compile_graph: Compile, declared: Graph | None = None,
+                 reaches: Sequence[Any] = ()):
         self.graph, self.name = graph, graph.name
+        self.reaches = reaches  # of indices; the last output says whether they kept to them
         self.declared = declared or graph  # the same, with complex values at its edge as such
         # what runs, the values it takes, the values it gives
         self.steps: list[tuple[_Step, tuple[Value, ...], tuple[Value, ...]]] = [
@@ -59,9 +62,12 @@ class HostedExecutable:
         memory: dict[Value, np.ndarray] = dict(zip(self.graph.inputs, host, strict=True))
         for step, inputs, outputs in self.steps:
             memory.update(zip(outputs, step([memory[v] for v in inputs], dims), strict=True))
+        word = int(memory[self.graph.outputs[-1]]) if self.reaches else 0
+        if word > 0:
+            raise fault_of(word, self.reaches, {d.name: n for d, n in dims.items()})
         # Compiled pieces make their results; loops and what Python runs may hand on what they got.
         results: list[np.ndarray] = []
-        for i, v in enumerate(self.graph.outputs):
+        for i, v in enumerate(self.graph.outputs[:len(self.declared.outputs)]):
             fresh = v in self.made and all(v is not other for other in self.graph.outputs[:i])
             results.append(memory[v] if fresh else copied(memory[v]))
         results = [_out_of_pairs(r, v) for r, v in zip(results, self.declared.outputs, strict=True)]

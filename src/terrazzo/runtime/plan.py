@@ -53,10 +53,12 @@ def aligned(size: Index) -> Index:
     return size if _content(size) % ALIGN == 0 else ceildiv(size, ALIGN) * ALIGN
 
 
-def plan_memory(fused: Fused, functions: Sequence[Function] = (), slack: int = 0) -> MemoryPlan:
+def plan_memory(fused: Fused, functions: Sequence[Function] = (), slack: int = 0,
+                keeps_last: bool = False) -> MemoryPlan:
     """Give every value a place; `functions` are the kernels of the groups.
 
-    For `slack` more steps than a value is needed its place is given to no other.
+    For `slack` more steps than a value is needed its place is given to no other. With `keeps_last`
+    the last output is not the caller's: it lies at the beginning of the arena.
 
     Sizes are multiples of units, which are 1 or symbolic. Values of one unit share a region of the
     arena, where each has an offset; regions lie one after the other.
@@ -69,7 +71,8 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = (), slack: int = 0
         places[value] = Place("constant", i)
     for i, value in enumerate(map(fused.root, graph.outputs)):
         if value not in places:
-            places[value] = Place("output", i)
+            is_kept = keeps_last and i == len(graph.outputs) - 1
+            places[value] = Place("arena") if is_kept else Place("output", i)
     spans = _spans(fused)
     owner: dict[Value, Value] = {}  # of values that overwrite another one: the first in its place
     for step, (group, function) in enumerate(zip(fused.groups, functions, strict=False)):
@@ -94,7 +97,7 @@ def plan_memory(fused: Fused, functions: Sequence[Function] = (), slack: int = 0
             unit = size // factor if factor else 1
             span = spans[value]
             regions.setdefault(unit, {})[value] = _Span(span.first, span.last + slack, factor)
-    total: Index = 0
+    total: Index = ALIGN if keeps_last else 0
     for unit, members in regions.items():
         offsets, size = _offsets(members)
         for value, offset in offsets.items():

@@ -130,8 +130,9 @@ def _program(gm: GraphModule, example_inputs: Sequence[Any], *, name: str,
     with without_collection(), torch.utils._python_dispatch._disable_current_modes():
         if name == FORWARD:
             lay_saved(gm)
+        back = name == BACKWARD  # whose indices are those of the forward pass
         program = compiled(gm, name, options, saved=saved_inputs(gm, example_inputs)
-                           if name == BACKWARD else ())
+                           if back else (), looks=not back)
     if name == FORWARD:
         _donate_nothing()
     _told(program)

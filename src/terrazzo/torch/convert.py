@@ -233,3 +233,9 @@ def location(node: Node) -> str:
     rest = parts[2].split(",") if len(parts) > 2 else []
     number = next((p.strip().removeprefix("line ") for p in rest if "line" in p), "")
     return f"{parts[1]}:{number}" if len(parts) > 1 else ""
+
+
+def call_text(node: Node) -> str:
+    """A call and the line of the user's code that it comes from."""
+    line = location(node)
+    return f"{node.target}{line and f', {line}'}"

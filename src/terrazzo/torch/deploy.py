@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +26,21 @@ from terrazzo.compiler.driver import compile_graph
 from terrazzo.compiler.options import Options
 from terrazzo.errors import ArgumentError, TerrazzoError, UnsupportedOperator
 from terrazzo.graph.ir import Graph, Value
+from terrazzo.graph.reach import Reach, collecting
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import Var
 from terrazzo.index.guards import Guard
 from terrazzo.knobs import knobs
 from terrazzo.runtime.artifact import model_notes
 from terrazzo.runtime.executable import Executable
-from terrazzo.torch.convert import Conversion, constant_value, converted, fresh, location
+from terrazzo.torch.convert import (
+    Conversion,
+    call_text,
+    constant_value,
+    converted,
+    fresh,
+    location,
+)
 from terrazzo.torch.decompositions import decompositions
 from terrazzo.torch.placement import sizes_of, tensors_in
 from terrazzo.torch.symbols import Names, symbols_in
@@ -202,10 +211,11 @@ def _where(graph: Any, names: frozenset[str]) -> str:
 
 # ---------------------------------------------------------------- compiling
 def _compiled(source: _Source, options: Options, made_with: Mapping[str, Any]) -> Executable:
-    def code(graph: Graph, guards: Sequence[Guard] = ()) -> Executable:
+    def code(made: tuple[Graph, tuple[Reach, ...]], guards: Sequence[Guard] = ()) -> Executable:
+        graph, reaches = made
         notes = model_notes(list(source.outputs), [v.type.shape for v in graph.inputs], guards)
         found = compile_graph(graph, notes={**notes, "made with": dict(made_with)},
-                              options=options)
+                              options=options, reaches=reaches)
         if not isinstance(found, Executable):
             raise UnsupportedOperator("the model needs Python while it runs",
                                       hint="such models run by torch.compile")
@@ -213,31 +223,33 @@ def _compiled(source: _Source, options: Options, made_with: Mapping[str, Any]) -
 
     if source.numbers:
         found = for_all_sizes(source.numbers, lambda names: _traced(source, names),
-                              lambda graph, _: code(graph), one=True)
+                              lambda made, _: code(made), one=True)
         if found is None:
             _traced(source, source.numbers)  # says what is wrong, if it is wrong for these sizes
             raise UnsupportedOperator("the model cannot be compiled for all sizes",
                                       hint="fix some sizes, or all of them")
-        graph, _, guards = found
+        made, _, guards = found
         # Found again in the cache; the file tells what must hold.
-        return code(graph, [*source.bounds, *guards])
+        return code(made, [*source.bounds, *guards])
     return code(_traced(source, {}))
 
 
-def _traced(source: _Source, given: Names) -> Graph:
+def _traced(source: _Source, given: Names) -> tuple[Graph, tuple[Reach, ...]]:
+    """The graph of a model, and how far its indices may go."""
     names = source.named(given)
     into = Conversion({}, names, lambda path: operator.attrgetter(path)(source.module))
     inputs = [fresh(node, names, name) for node, name in source.inputs.items()]
-    with trace_scope():
+    with trace_scope(), collecting() as heard:
         into.values.update(zip(source.inputs, inputs))
         into.values.update((n, constant_value(t)) for n, t in source.weights.items() if n.users)
         for node in source.calls:
             if node.target is operator.getitem:
                 into.values[node] = into.values[node.args[0]][node.args[1]]
             elif any(True for _ in tensors_in(node.meta.get("val"))):
+                heard.where = partial(call_text, node)
                 into.values[node] = _converted(node, into)
         outputs: tuple[Value, ...] = tuple(into.values[n] for n in source.outputs.values())
-    return Graph(source.name, tuple(inputs), outputs)
+    return Graph(source.name, tuple(inputs), outputs), heard.reaches
 
 
 def _converted(node: Node, into: Conversion) -> Any:

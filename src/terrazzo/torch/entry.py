@@ -274,11 +274,14 @@ def _call(executable: Any, arguments: Sequence[str], sizes: Sequence[int]) -> li
         call = [f"    slots = array('q', [{', '.join(arguments)}])",
                 f"    on_slots(slots.buffer_info()[0], {place}, count, 0)"]
     if arena:
-        call = [f"    arena = executable.take_arena({arena})", *call,
+        look = ["    word = executable.word(arena)"] if executable.reaches else []
+        call = [f"    arena = executable.take_arena({arena})", *call, *look,
                 "    executable.give_arena(arena)"]
     lines += call
     if executable.code.allocates:
         lines.append("    executable.check_memory()")
+    if executable.reaches:
+        lines.append(f"    if word > 0: raise executable.fault(word, {tuple(sizes)})")
     return lines
 
 

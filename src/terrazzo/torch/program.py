@@ -65,10 +65,11 @@ class Program:
 
 def compiled(gm: GraphModule, name: str, options: BackendOptions,
              frozen: Mapping[Node, Any] | None = None,
-             saved: Sequence[Node] = ()) -> Program:
+             saved: Sequence[Node] = (), looks: bool = True) -> Program:
     """A program for a graph; what our compiler refuses is placed in torch, and tried again.
 
-    `saved` are arguments that may come in other strides than those that torch said.
+    `saved` are arguments that may come in other strides than those that torch said; `looks` says
+    that an index out of bounds is an error.
     """
     forced: dict[Node, str] = {}
     while True:
@@ -78,7 +79,7 @@ def compiled(gm: GraphModule, name: str, options: BackendOptions,
                  if n.target is not torch.ops.aten.copy_.default}
         if options.fallback == "error" and calls:
             raise _unsupported(list(calls.values()))
-        writer = _Writer(gm, name, placement, options, frozen or {}, saved)
+        writer = _Writer(gm, name, placement, options, frozen or {}, saved, looks)
         try:
             program = writer.written()
         except _Refused as refused:
@@ -127,6 +128,7 @@ class _Writer:
     options: BackendOptions
     frozen: Mapping[Node, Any]
     saved: Sequence[Node]
+    looks: bool
     lines: list[str] = field(default_factory=list)
     scope: dict[str, Any] = field(default_factory=dict)
     held: dict[Node, str] = field(default_factory=dict)  # nodes and the variables that hold them
@@ -223,7 +225,7 @@ class _Writer:
         piece = Piece(f"{self.name}_{number}" if number else self.name, self.gm, tuple(order),
                       tuple(given), tuple(outputs), hints,
                       frozenset(symbols & self.placement.unbacked),
-                      {} if symbols else self.replaced(inside, outputs, given))
+                      {} if symbols else self.replaced(inside, outputs, given), self.looks)
         try:
             made = Segment(piece, self.options,
                            {n: t for n, t in self.frozen.items() if n in inputs})

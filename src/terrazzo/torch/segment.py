@@ -11,7 +11,8 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch._prims_common import is_contiguous_or_false
@@ -21,12 +22,13 @@ from terrazzo.compiler.driver import compile_graph
 from terrazzo.compiler.options import Options
 from terrazzo.dtypes import as_dtype
 from terrazzo.graph.ir import Graph, TensorType, Value
+from terrazzo.graph.reach import Reach, collecting
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import Index, Var, free_vars
 from terrazzo.index.guards import Guard
 from terrazzo.knobs import knobs
 from terrazzo.ops.shape import permute_dims
-from terrazzo.torch.convert import Conversion, constant_value, converted, fresh
+from terrazzo.torch.convert import Conversion, call_text, constant_value, converted, fresh
 from terrazzo.torch.devices import HOST, current, device_of
 from terrazzo.torch.entry import Result, Source, entry, rows
 from terrazzo.torch.options import BackendOptions
@@ -51,6 +53,7 @@ class Piece:
     hints: Mapping[str, int] = field(default_factory=dict)  # of the symbols that it depends on
     unbacked: frozenset[str] = frozenset()
     over: Mapping[Node, Node] = field(default_factory=dict)  # outputs to be written over inputs
+    looks: bool = True  # whether an index out of bounds is an error: a backward pass has had it
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -74,9 +77,17 @@ def symbols_of(nodes: Sequence[Node]) -> set[str]:
 
 
 # ---------------------------------------------------------------- tracing
+class Traced(NamedTuple):
+    """A piece as a graph of ours."""
+
+    graph: Graph
+    given: list[Node]  # what its inputs stand for
+    reaches: tuple[Reach, ...]  # how far its indices may go
+
+
 def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any],
-           numbers: Mapping[Node, Value] | None = None) -> tuple[Graph, list[Node]]:
-    """The graph of a piece, and the nodes that its inputs stand for; some may be constants.
+           numbers: Mapping[Node, Value] | None = None) -> Traced:
+    """The graph of a piece; some of its inputs may be constants.
 
     Nodes may also stand for `numbers`, which are inputs that come last.
     """
@@ -84,7 +95,7 @@ def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any],
     module = piece.module
     into = Conversion({}, names, lambda path: operator.attrgetter(path)(module))
     inputs = [_stored(fresh(n, names, f"x{i}"), n) for i, n in enumerate(given)]
-    with trace_scope():
+    with trace_scope(), collecting() as heard:
         into.values.update((n, _as_seen(v, n)) for n, v in zip(given, inputs))
         into.values.update(numbers or {})
         into.values.update((n, constant_value(t)) for n, t in frozen.items() if n in piece.inputs)
@@ -92,10 +103,12 @@ def traced(piece: Piece, names: Names, frozen: Mapping[Node, Any],
             if node.target is operator.getitem:
                 into.values[node] = into.values[node.args[0]][node.args[1]]
             else:
+                heard.where = partial(call_text, node)
                 into.values[node] = converted(node, into)
         outputs = tuple(_as_stored(into.values[n], n) for n in piece.outputs)
     sizes = _sizes_without_input(inputs, names)
-    return Graph(piece.name, (*inputs, *sizes, *(numbers or {}).values()), outputs), given
+    return Traced(Graph(piece.name, (*inputs, *sizes, *(numbers or {}).values()), outputs), given,
+                  heard.reaches if piece.looks else ())
 
 
 def _stored(value: Value, node: Node) -> Value:
@@ -245,22 +258,23 @@ class Segment:
 
     def fixed(self, numbers: Mapping[str, int]) -> Variant:
         """Compiled for these sizes alone."""
-        graph, given = traced(self.piece, numbers, self.frozen)
+        made = traced(self.piece, numbers, self.frozen)
         guards = tuple(Guard("==", variable(s), n) for s, n in numbers.items())
-        return Variant(guards, self.compiled(graph, given, numbers), tuple(given), ())
+        return Variant(guards, self.compiled(made, numbers), tuple(made.given), ())
 
     def symbolic(self, numbers: Mapping[str, int]) -> Variant | None:
         """Compiled for all sizes that answer like these; None where that cannot be."""
         found = for_all_sizes(
             numbers, lambda names: traced(self.piece, names, self.frozen),
-            lambda made, names: self.compiled(made[0], made[1], names))
+            self.compiled)
         if found is None:
             return None
-        (graph, given), code, guards = found
+        (graph, given, _), code, guards = found
         extra = tuple(v.name.removeprefix("size_") for v in graph.inputs[len(given):])
         return Variant(guards, code, tuple(given), extra)
 
-    def compiled(self, graph: Graph, given: Sequence[Node], names: Names) -> Any:
+    def compiled(self, made: Traced, names: Names) -> Any:
+        graph, given, reaches = made
         strides = [_strides(n.meta["val"], names) for n in given]
         strides += [None] * (len(graph.inputs) - len(given))
         settings = knobs.now
@@ -274,7 +288,7 @@ class Segment:
                      for n in self.piece.outputs)
         with current(self.device):
             return compile_graph(graph, strides=tuple(strides), over=over if any(
-                n is not None for n in over) else (), options=Options(settings))
+                n is not None for n in over) else (), options=Options(settings), reaches=reaches)
 
 
 def _strides(fake: Any, names: Names) -> tuple[Index, ...] | None:

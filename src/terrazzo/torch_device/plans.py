@@ -265,7 +265,7 @@ def _compiled(form: Form, piece: Piece, outputs: Sequence[Node | None],
                 for r, t in zip(results(piece, {}), kept)]
         return _native().Plan(0, [], [], made, _returns(form, outputs, targets), 0,
                               bool(given.numbers), None)
-    graph, nodes = traced(piece, {}, {}, given.numbers)
+    graph, nodes, _ = traced(piece, {}, {}, given.numbers)
     if kept[0].gaps:
         with trace_scope():
             graph = replace(graph, outputs=(written_with_gaps(

@@ -362,7 +362,9 @@ def _split_reduction(program: Program, stage: Tensor, node: Reduce, along: Axis 
     first, *rest = node.axes
     step = ceildiv(first.extent, pieces)
     part = fresh_axis("part", pieces)
-    inner = Axis(Var(first.var.name, 0, bounds(first.hi)[1]), first.lo + part.var * step,
+    # By a symbolic end the axis "k" is told from a dimension that a user named "k".
+    most = first.hi if isinstance(first.hi, int) else first.hi - 1
+    inner = Axis(Var(first.var.name, 0, most), first.lo + part.var * step,
                  minimum(first.lo + (part.var + 1) * step, first.hi))
     partial = Tensor(f"{stage.name}_part", (pieces, *stage.shape), node.dtype,
                      (part, *stage.axes),

@@ -35,6 +35,7 @@ from terrazzo.graph import evaluate
 from terrazzo.graph.applying import as_value
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, operator_named
 from terrazzo.graph.patterns import constant_array
+from terrazzo.graph.reach import Reach, collecting
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.index.guards import Guard, asking
@@ -59,6 +60,7 @@ class Imported:
     guards: tuple[Guard, ...] = ()  # of symbolic sizes as given, which the graph relies on
     types: dict[str, TensorType] = field(default_factory=dict)  # as given, by sizes that remain
     sizes: dict[str, Sizes] = field(default_factory=dict)  # outputs that are made of sizes
+    reaches: tuple[Reach, ...] = ()  # how far indices that data tells may go
 
 
 class Importer:
@@ -300,41 +302,44 @@ def _import_once(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
             importer.define(weight, literal(array))
     put_off: dict[int, Reason] = {}
     needed: set[str] = set()
-    for number, node in nodes:
-        missing = next((n for n in needed_names(node) if not importer.has(n)), None)
-        if missing is not None:
-            put_off[number] = InputMissing(missing)
-            continue
-        try:
-            importer.convert(node)
-        except NeedsValue as error:
-            needed.add(error.reason.name)
-            put_off[number] = error.reason
-        except OutOfMemory:
-            raise
-        except TerrazzoError as error:
-            put_off[number] = NotConverted(error.message)
+    with collecting() as heard:
+        for number, node in nodes:
+            missing = next((n for n in needed_names(node) if not importer.has(n)), None)
+            if missing is not None:
+                put_off[number] = InputMissing(missing)
+                continue
+            try:
+                importer.convert(node)
+            except NeedsValue as error:
+                needed.add(error.reason.name)
+                put_off[number] = error.reason
+            except OutOfMemory:
+                raise
+            except TerrazzoError as error:
+                put_off[number] = NotConverted(error.message)
     later = {n for number, node in nodes if number in put_off for n in needed_names(node)}
     made = {o for number, node in nodes if number not in put_off for o in node.output if o}
     results = [n for n in dict.fromkeys([*wanted, *sorted(later & made)]) if importer.has(n)]
     values = {n: importer.value(n) for n in results}
     constants = {n: a for n, v in values.items() if (a := constant_array(v)) is not None}
     results = [n for n in results if n not in constants]
-    graph = Graph(name, (), tuple(values[n] for n in results))
+    reaches = heard.reaches if results else ()
+    graph = Graph(name, (), (*(values[n] for n in results), *(r.places for r in reaches)))
     used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
     guards = assumed.all
     read = {n for n, v in inputs.items() if v in used}
-    mentioned = _sizes_in([[n.attrs for n in graph.nodes],
+    mentioned = _sizes_in([[n.attrs for n in graph.nodes], [r.size for r in reaches],
                            [t.shape for n in graph.nodes for t in n.types]])
     names = _showing(mentioned, read, {n: v.shape for n, v in inputs.items()})
     names = _showing(_sizes_in([[g.left, g.right] for g in guards]), names,
                      {n: t.shape for n, t in types.items()})
     names = _showing(set(), names, {n: v.shape for n, v in inputs.items()})
-    graph = Graph(name, tuple(v for n, v in inputs.items() if n in names), graph.outputs)
+    graph = Graph(name, tuple(v for n, v in inputs.items() if n in names),
+                  graph.outputs[:len(results)])
     return Imported(graph, tuple(n for n in inputs if n in names), tuple(results), put_off,
                     frozenset(needed), constants, guards,
                     {n: v.type for n, v in inputs.items()},
-                    {n: importer.sizes[n] for n in results if n in importer.sizes})
+                    {n: importer.sizes[n] for n in results if n in importer.sizes}, reaches)
 
 
 def _showing(sizes: set[Var], names: set[str], shapes: Mapping[str, Shape]) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from terrazzo.base.shapes import broadcast_shapes, normalize_axis
 from terrazzo.graph.ir import Value
+from terrazzo.graph.reach import must_reach
 from terrazzo.ops import indexing, lookups
 from terrazzo.ops.creation import zeros
 from terrazzo.ops.getitem import getitem
@@ -16,12 +17,15 @@ from terrazzo.torch.aten.registry import aten, unsupported
 
 @aten("embedding")
 def embedding(weight: Any, indices: Any, *padding_and_more: Any, **more: Any) -> Any:
+    must_reach(indices, weight.shape[0], wraps=False)
     return lookups.embedding(weight, indices)
 
 
 @aten("index_select")
 def index_select(x: Any, dim: int, index: Any) -> Any:
-    taken = lookups.take(with_axis(x), with_axis(index), axis=dim)
+    rows = with_axis(x)
+    must_reach(index, rows.shape[normalize_axis(dim, rows.ndim)], wraps=False)
+    taken = lookups.take(rows, with_axis(index), axis=dim)
     return taken if x.ndim else reshape(taken, shape=())
 
 
@@ -31,6 +35,7 @@ def gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
         return zeros(shape=index.shape, dtype=x.dtype)
     rows, places = with_axis(x), with_axis(index)
     axis = normalize_axis(dim, rows.ndim)
+    must_reach(index, rows.shape[axis], wraps=False)
     # An index may be smaller than x in the other axes: then the rest of x is not looked at.
     found = indexing.gather(_first_rows(rows, places, axis), places, axis=axis)
     return reshape(found, shape=index.shape)
@@ -52,21 +57,31 @@ def _first_rows(x: Value, index: Value, axis: int) -> Value:
 def take(x: Any, index: Any) -> Any:
     if index.size == 0:
         return zeros(shape=index.shape, dtype=x.dtype)
-    return lookups.take(reshape(x, shape=(-1,)), index, axis=0)
+    flat = reshape(x, shape=(-1,))
+    must_reach(index, flat.shape[0])
+    return lookups.take(flat, index, axis=0)
 
 
-def indexed_axes(x: Value, indices: Sequence[Any]) -> tuple[list[int], list[Value]]:
-    """The axes that are indexed, and by what."""
+def indexed_axes(x: Value, indices: Sequence[Any], safe: bool = True
+                 ) -> tuple[list[int], list[Value]]:
+    """The axes that are indexed, and by what; of an unsafe index torch says that it is inside."""
     axes = [d for d, i in enumerate(indices) if i is not None]
     found = [indices[d] for d in axes]
     if any(i.dtype.is_bool or i.dtype.name == "uint8" for i in found):
         unsupported("an index by a mask, whose result has no known size")
+    for axis, places in zip(axes, found) if safe else ():
+        must_reach(places, x.shape[axis])
     return axes, found
 
 
-@aten("index.Tensor", "_unsafe_index.Tensor")
-def index(x: Any, indices: Sequence[Any]) -> Any:
-    axes, found = indexed_axes(x, indices)
+@aten("_unsafe_index.Tensor")
+def unsafe_index(x: Any, indices: Sequence[Any]) -> Any:
+    return index(x, indices, safe=False)
+
+
+@aten("index.Tensor")
+def index(x: Any, indices: Sequence[Any], safe: bool = True) -> Any:
+    axes, found = indexed_axes(x, indices, safe)
     if not axes:
         return x
     taken = indexing.take_at(x, *found, axes=tuple(axes))

@@ -8,6 +8,7 @@ from typing import Any
 
 from terrazzo.base.shapes import broadcast_shapes, normalize_axis
 from terrazzo.graph.ir import TensorType, Value
+from terrazzo.graph.reach import must_reach
 from terrazzo.ops import indexing, lookups
 from terrazzo.ops.creation import arange, full, ones, zeros
 from terrazzo.ops.elementwise import astype, floor_divide, maximum, where
@@ -28,6 +29,7 @@ def _writer(x: Value, dim: int, index: Value) -> Write:
     """Writes what lies beside the index at the elements that it names along an axis."""
     index = with_axis(index)
     axis = normalize_axis(dim, max(x.ndim, 1))
+    must_reach(index, with_axis(x).shape[axis], wraps=False)
 
     def write(into: Value, src: Any, how: str) -> Value:
         if index.size == 0:
@@ -101,8 +103,14 @@ def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, include_
     return _combined(x, _writer(x, dim, index), src, reduce, include_self)
 
 
-@aten("index_put", "_unsafe_index_put")
-def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+@aten("_unsafe_index_put")
+def unsafe_index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    return index_put(x, indices, values, accumulate, safe=False)
+
+
+@aten("index_put")
+def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False,
+              safe: bool = True) -> Any:
     used = [i for i in indices if i is not None]
     if len(used) == 1 and used[0].dtype.is_bool:
         mask = used[0]
@@ -112,7 +120,7 @@ def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = Fa
         if values.ndim == 0:
             written = astype(values, dtype=x.dtype)
             return where(reshape(mask, shape=shape), x + written if accumulate else written, x)
-    axes, found = indexed_axes(x, indices)
+    axes, found = indexed_axes(x, indices, safe)
     joint = broadcast_shapes(*(i.shape for i in found))
     apart = axes != list(range(axes[0], axes[0] + len(axes)))
     kept = [n for d, n in enumerate(x.shape) if d not in axes]
@@ -129,10 +137,11 @@ def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = Fa
     return permute_dims(made, axes=tuple(order.index(d) for d in range(x.ndim)))
 
 
-def _slice_writer(x: Value, dim: int, index: Value) -> Write:
-    """Writes whole slices at places along an axis."""
+def _slice_writer(x: Value, dim: int, index: Value, wraps: bool = False) -> Write:
+    """Writes whole slices at places along an axis, which may count from its end."""
     axis = normalize_axis(dim, max(x.ndim, 1))
     index = with_axis(index)
+    must_reach(index, with_axis(x).shape[axis], wraps=wraps)
 
     def write(into: Value, src: Any, how: str) -> Value:
         rows = with_axis(into)
@@ -156,7 +165,8 @@ def index_add(x: Any, dim: int, index: Any, source: Any, alpha: Any = 1) -> Any:
 
 @aten("index_copy")
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
-    return _slice_writer(x, dim, index)(x, source, "set")
+    # What torch takes apart (index_fill) may count from the end, though a call of its own may not.
+    return _slice_writer(x, dim, index, wraps=True)(x, source, "set")
 
 
 @aten("index_reduce")
@@ -170,6 +180,7 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     if index.size == 0:
         return x
     flat = [reshape(v, shape=(-1,)) for v in (x, source, index)]
+    must_reach(index, flat[0].shape[0])
     made = indexing.scatter_at(flat[0], flat[1], flat[2], axes=(0,),
                                reduce="add" if accumulate else "set")
     return reshape(made, shape=x.shape)

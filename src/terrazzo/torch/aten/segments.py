@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from terrazzo.graph.ir import TensorType, Value
+from terrazzo.graph.reach import must_reach
 from terrazzo.index import Index
 from terrazzo.ops import elementwise as e
 from terrazzo.ops import indexing, lookups
@@ -178,6 +179,7 @@ def embedding_bag(weight: Any, indices: Any, offsets: Any, scale_grad_by_freq: b
         return tuple(zeros(shape=t.shape, dtype=t.dtype) for t in out)
     if include_last_offset:
         offsets = getitem(offsets, slice(0, count))
+    must_reach(indices, weight.shape[0], wraps=False)
     indices = e.astype(indices, dtype="int64")
     bags = _bags(indices, e.astype(offsets, dtype="int64"))
     counts, sizes = _counts(indices, bags, count, padding_idx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from terrazzo.frontends.onnx.reasons import NeedsValue
 from terrazzo.frontends.onnx.registry import Call, converts
 from terrazzo.graph.ir import Value
 from terrazzo.graph.patterns import splat
+from terrazzo.graph.reach import must_reach
 from terrazzo.index import Index, maximum
 from terrazzo.index.guards import granted
 from terrazzo.ops import arrange, indexing, lookups
@@ -33,18 +35,31 @@ def _along(axis: int, rank: int, size: Index) -> Value:
 # ---------------------------------------------------------------- gathering
 @converts("Gather")
 def gather(call: Call) -> Value:
-    return lookups.take(call.value(0), call.value(1), axis=call.attr("axis", 0))
+    x, indices = call.value(0), call.value(1)
+    axis = normalize_axis(call.attr("axis", 0), x.ndim)
+    must_reach(indices, x.shape[axis])
+    return lookups.take(x, indices, axis=axis)
 
 
 @converts("GatherElements")
 def gather_elements(call: Call) -> Value:
-    return indexing.gather(call.value(0), call.value(1), axis=call.attr("axis", 0))
+    x, indices = call.value(0), call.value(1)
+    axis = normalize_axis(call.attr("axis", 0), x.ndim)
+    must_reach(indices, x.shape[axis])
+    return indexing.gather(x, indices, axis=axis)
 
 
 @converts("GatherND")
 def gather_nd(call: Call) -> Value:
-    return lookups.gather_nd(call.value(0), call.value(1),
-                              batch_dims=call.attr("batch_dims", 0))
+    x, indices, batch = call.value(0), call.value(1), call.attr("batch_dims", 0)
+    _must_reach_each(indices, x.shape[batch:])
+    return lookups.gather_nd(x, indices, batch_dims=batch)
+
+
+def _must_reach_each(indices: Value, sizes: Sequence[Index]) -> None:
+    """Coordinates in the last axis have to be inside of these sizes, each of its own."""
+    for places, size in zip(lookups.columns_of(indices), sizes):
+        must_reach(places, size)
 
 
 # ---------------------------------------------------------------- scattering
@@ -58,13 +73,15 @@ def _reduction(call: Call) -> str:
 @converts("ScatterElements", "Scatter")
 def scatter_elements(call: Call) -> Value:
     x, indices, updates = (call.value(i) for i in range(3))
-    return indexing.scatter(x, indices, updates, axis=call.attr("axis", 0),
-                            reduce=_reduction(call))
+    axis = normalize_axis(call.attr("axis", 0), x.ndim)
+    must_reach(indices, x.shape[axis])
+    return indexing.scatter(x, indices, updates, axis=axis, reduce=_reduction(call))
 
 
 @converts("ScatterND")
 def scatter_nd(call: Call) -> Value:
     x, indices, updates = (call.value(i) for i in range(3))
+    _must_reach_each(indices, x.shape)
     return lookups.scatter_nd(x, indices, updates, reduce=_reduction(call))
 
 

@@ -13,6 +13,7 @@ from terrazzo.frontends.onnx.convert.conv import conv
 from terrazzo.frontends.onnx.convert.norm import layer_normalized, rms_normalized
 from terrazzo.frontends.onnx.registry import MICROSOFT, Call, Result, converts
 from terrazzo.graph.ir import Value
+from terrazzo.graph.reach import must_reach
 from terrazzo.ops import activation as a
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.arrange import tril, triu
@@ -167,8 +168,11 @@ def embed_layer_normalization(call: Call) -> Result:
     words, places = call.value(2), call.value(3)
     batch, length = ids.shape
     positions = call.value(8) if call.has(8) else arange(start=length, dtype=int64)
+    must_reach(ids, words.shape[0], wraps=False)
+    must_reach(positions, places.shape[0], wraps=False)
     total = widened(take(words, ids, axis=0)) + widened(take(places, positions, axis=0))
     if call.has(1):
+        must_reach(call.value(1), call.value(4).shape[0], wraps=False)
         total = total + widened(take(call.value(4), call.value(1), axis=0))
     y, _, _ = layer_normalized(total, call.value(5), call.value(6), -1,
                                call.attr("epsilon", 1e-12))

@@ -13,6 +13,7 @@ from terrazzo.frontends.onnx.convert.quant_microsoft import unpacked
 from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import MICROSOFT, Call, Result, converts, find
 from terrazzo.graph.ir import Value
+from terrazzo.graph.reach import must_reach
 from terrazzo.index import Index
 from terrazzo.ops import activation as a
 from terrazzo.ops import elementwise as e
@@ -122,6 +123,7 @@ def gather_block_quantized(call: Call) -> Result:
     if gather_axis != 0 or axis != data.ndim - 1:
         call.unsupported("gathers along another axis than the first, or has blocks elsewhere than "
                          "along the last")
+    must_reach(indices, data.shape[0])
 
     def rows(table: Value, pack: bool) -> Value:
         found = take(table, indices, axis=0)

@@ -12,6 +12,7 @@ from terrazzo.frontends.onnx.importer import astype, literal
 from terrazzo.frontends.onnx.registry import Call, Result, converts
 from terrazzo.frontends.onnx.strings import EACH_KNOWN, STRINGS
 from terrazzo.graph.ir import Value
+from terrazzo.graph.reach import must_reach
 from terrazzo.ops import elementwise as e
 from terrazzo.ops.activation import clip
 from terrazzo.ops.arrange import pad
@@ -91,6 +92,7 @@ def numbers(call: Call, name: str, dtype: DType) -> Value | None:
 def array_feature_extractor(call: Call) -> Result:
     x, chosen = call.value(0), reshape(call.value(1), shape=(-1,))
     x = reshape(x, shape=(1, -1)) if x.ndim == 1 else x
+    must_reach(chosen, x.shape[-1], wraps=False)
     return take(x, chosen, axis=x.ndim - 1)
 
 

@@ -24,7 +24,7 @@ from terrazzo.frontends.onnx.reasons import ContentsUnknown, NotConverted, Reaso
 from terrazzo.frontends.onnx.session.forms import Form, Forms
 from terrazzo.frontends.onnx.session.host import HostStep, host_step, type_of
 from terrazzo.frontends.onnx.session.host_ops import counted_axes
-from terrazzo.graph.ir import Graph, TensorType
+from terrazzo.graph.ir import TensorType
 from terrazzo.runtime.hosted import copied
 
 log = logging.getLogger("terrazzo")
@@ -39,7 +39,7 @@ class Setting:
     """What all blocks of a session share."""
 
     opsets: Mapping[str, int]
-    compile: Callable[[Graph], Any]
+    compile: Callable[[Imported], Any]
     reference: bool  # whether onnx's reference may run what nothing else can
     where: str
     caller: Callable[[Any], Callable[[Sequence[Any]], list[Any]]]  # how an executable is run
@@ -234,7 +234,7 @@ class Block:
 
     def _plan(self, position: Position, form: Form, imported: Imported,
               values: Mapping[str, Any]) -> Part:
-        call = self.setting.caller(self.setting.compile(imported.graph)) if (
+        call = self.setting.caller(self.setting.compile(imported)) if (
             imported.outputs) else None
         available = {*values, *imported.outputs, *imported.constants}
         host: list[tuple[Any, HostStep]] = []

@@ -26,7 +26,7 @@ from terrazzo.frontends.onnx.session.compiled import CompiledModel, notes_of
 from terrazzo.frontends.onnx.session.ports import Port, checked, known_outputs, ports_of
 from terrazzo.frontends.onnx.session.route import entry_of
 from terrazzo.frontends.onnx.sizes import declared_types
-from terrazzo.graph.ir import Graph, TensorType
+from terrazzo.graph.ir import TensorType
 from terrazzo.index import IndexExpr
 from terrazzo.runtime import fastcall
 from terrazzo.runtime.content import is_ours
@@ -91,10 +91,13 @@ class Session:
         """What `run` answers."""
         return self.ports.outputs
 
-    def _compile(self, graph: Graph, key: str = "", notes: Mapping[str, Any] | None = None) -> Any:
+    def _compile(self, imported: Imported, key: str = "", notes: Mapping[str, Any] | None = None
+                 ) -> Any:
         self.compilations += 1
+        graph = imported.graph
         try:
-            return compile_graph(graph, key=key, notes=notes, options=self.options)
+            return compile_graph(graph, key=key, notes=notes, options=self.options,
+                                 reaches=imported.reaches)
         except (TerrazzoError, KeyboardInterrupt):
             raise
         except Exception as error:
@@ -146,7 +149,7 @@ class Session:
                     o.name for o in self.outputs}:
                 return None
             try:
-                made = self._compile(imported.graph, key, notes_of(imported, self.types))
+                made = self._compile(imported, key, notes_of(imported, self.types))
             except TerrazzoError as error:
                 if not any(isinstance(n, IndexExpr) for v in imported.graph.inputs
                            for n in v.shape):
