@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from terrazzo.errors import IndexFault  # noqa: E402
 from terrazzo.graph import rewrite  # noqa: E402
 from terrazzo.graph.patterns import P, Wild  # noqa: E402
 from terrazzo.knobs import knobs  # noqa: E402
@@ -74,6 +75,18 @@ def test_found_again(make: Callable[[], Any]) -> None:
         result, found = run(function, other)
         assert found == FOUND
         torch.testing.assert_close(result, function(other))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_found_looks_at_indices_as_well(dynamic: bool) -> None:
+    table = nn.Embedding(9, 4)
+    for hits in (0, 1):
+        result, (found, _, _) = run(table, torch.tensor([8, 0, 3]), dynamic=dynamic)
+        assert found == hits
+        torch.testing.assert_close(result, table.weight[[8, 0, 3]].detach())
+        with pytest.raises(IndexFault, match="index 9 .* from 0 to 8"), torch.no_grad():
+            torch.compile(table, backend=backend.terrazzo, dynamic=dynamic)(
+                torch.tensor([8, 9, 3]))
 
 
 def test_options_settings_and_sizes_are_told_apart() -> None:
