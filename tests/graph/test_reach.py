@@ -119,7 +119,7 @@ def test_an_executable_raises_and_goes_on() -> None:
         good = np.array([0, 1, 2, -1, -2, -3, 0])
         np.testing.assert_array_equal(run(x, good), x[good])
         for bad in (3, -4):
-            with pytest.raises(IndexFault, match=f"index {bad} .* from -3 to 2") as caught:
+            with pytest.raises(IndexFault, match=rf"index {bad} .* from -3 to 2") as caught:
                 run(x, np.array([0, 1, 2, -1, -2, -3, bad]))
             assert caught.value.where == "here"
             assert isinstance(caught.value, IndexError) and isinstance(caught.value, RuntimeError)

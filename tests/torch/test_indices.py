@@ -74,7 +74,7 @@ def test_in_training(dynamic: bool) -> None:
         torch.testing.assert_close(ours, table.weight.grad)
         table.weight.grad = None
         places[1] = 9
-        with pytest.raises(IndexFault, match="index 9 .* from 0 to 8"):
+        with pytest.raises(IndexFault, match=r"index 9 .* from 0 to 8"):
             compiled(places)
 
 

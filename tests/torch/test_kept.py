@@ -84,7 +84,7 @@ def test_what_is_found_looks_at_indices_as_well(dynamic: bool) -> None:
         result, (found, _, _) = run(table, torch.tensor([8, 0, 3]), dynamic=dynamic)
         assert found == hits
         torch.testing.assert_close(result, table.weight[[8, 0, 3]].detach())
-        with pytest.raises(IndexFault, match="index 9 .* from 0 to 8"), torch.no_grad():
+        with pytest.raises(IndexFault, match=r"index 9 .* from 0 to 8"), torch.no_grad():
             torch.compile(table, backend=backend.terrazzo, dynamic=dynamic)(
                 torch.tensor([8, 9, 3]))
 

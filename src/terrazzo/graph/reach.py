@@ -98,8 +98,8 @@ def _span(value: Value, deep: int) -> _Span:
     if name == "arange":
         first, end = (0, attrs["start"]) if attrs["stop"] is None else (
             attrs["start"], attrs["stop"])
-        is_plain = attrs["step"] == 1 and not isinstance(first, float) and not isinstance(end, float)
-        return (first, end - 1) if is_plain else whole
+        whole_numbers = not isinstance(first, float) and not isinstance(end, float)
+        return (first, end - 1) if whole_numbers and attrs["step"] == 1 else whole
     inputs = node.inputs[name == "where":]  # but not of its condition
     if name not in _KNOWN or not all(
             v is None or v.dtype.is_integer or v.dtype.is_bool for v in inputs):
