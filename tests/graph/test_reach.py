@@ -35,6 +35,8 @@ INSIDE: dict[str, tuple[Callable[[], Any], Any]] = {
     "side by side": (lambda: tz.concat(tz.argmax(X, axis=1), np.array([0, 4])), 5),
     "of fewer bits": (lambda: tz.astype(tz.argmax(X, axis=1), dtype="int32"), 5),
     "bytes": (lambda: U8, 256),
+    "windows": (lambda: tz.arange(start=N)[:, None] * 2 + tz.arange(start=3), N * 2 + 1),
+    "from the end": (lambda: N - 1 - tz.arange(start=N), N),
 }
 OUTSIDE: dict[str, tuple[Callable[[], Any], Any]] = {
     "anything": (lambda: I64, 5),
@@ -46,6 +48,10 @@ OUTSIDE: dict[str, tuple[Callable[[], Any], Any]] = {
     "clipped at one end": (lambda: tz.minimum(I64, 4), 5),
     "one of two": (lambda: tz.where(I64 > 0, np.int64(3), I64), 5),
     "computed": (lambda: tz.argmax(X, axis=1) + 1, 5),
+    "windows": (lambda: tz.arange(start=N)[:, None] * 2 + tz.arange(start=3), N * 2),
+    "a product of what may be negative": (lambda: (tz.arange(start=5) - 2) * -2, 4),
+    "a sum beyond its type": (lambda: U8 + U8, 255),
+    "a sum of anything": (lambda: I64 + I64, 5),
 }
 
 

@@ -79,7 +79,8 @@ _Span = tuple[Index, Index]  # the least and the greatest value
 # Every element of the result is one of the first input's, or of some input's.
 _MOVES = {"reshape", "permute_dims", "broadcast_to", "expand_dims", "squeeze", "slice", "getitem",
           "flatten", "transpose", "moveaxis", "swapaxes", "flip", "take_at", "take", "gather"}
-_KNOWN = _MOVES | {"concat", "stack", "where", "minimum", "maximum", "clip", "astype"}
+_COMPUTES = {"add", "subtract", "multiply"}
+_KNOWN = _MOVES | _COMPUTES | {"concat", "stack", "where", "minimum", "maximum", "clip", "astype"}
 
 
 def _span(value: Value, deep: int) -> _Span:
@@ -95,6 +96,8 @@ def _span(value: Value, deep: int) -> _Span:
         (source,), axis = node.inputs, attrs["axis"]
         assert source is not None
         return 0, (math.prod(source.shape) if axis is None else source.shape[axis]) - 1
+    if name == "dimension":
+        return attrs["size"], attrs["size"]
     if name == "arange":
         first, end = (0, attrs["start"]) if attrs["stop"] is None else (
             attrs["start"], attrs["stop"])
@@ -106,8 +109,12 @@ def _span(value: Value, deep: int) -> _Span:
         return whole
     spans = [None if v is None else _span(v, deep - 1) for v in inputs]
     low, high = spans[0] or whole
-    if name == "astype":
-        fits = proves_le(whole[0], low) and proves_le(high, whole[1])
+    if name in _COMPUTES:
+        low, high = _computed(name, (low, high), spans[1] or whole) or whole
+    if name in _COMPUTES or name == "astype":
+        # What is made of sizes has no more bits than those.
+        known = [n for n in (low, high) if isinstance(n, int) or value.dtype.itemsize < 8]
+        fits = all(proves_le(whole[0], n) and proves_le(n, whole[1]) for n in known)
         return (low, high) if fits else whole
     for at, span in enumerate(spans[1:] if name not in _MOVES else (), 1):
         a, b = span or (low, high)
@@ -118,6 +125,17 @@ def _span(value: Value, deep: int) -> _Span:
         else:
             low, high = minimum(low, a), maximum(high, b)
     return low, high
+
+
+def _computed(name: str, a: _Span, b: _Span) -> _Span | None:
+    """Of a sum, a difference, or a product of what is not negative."""
+    if name == "add":
+        return a[0] + b[0], a[1] + b[1]
+    if name == "subtract":
+        return a[0] - b[1], a[1] - b[0]
+    if proves_le(0, a[0]) and proves_le(0, b[0]):
+        return a[0] * b[0], a[1] * b[1]
+    return None
 
 
 # ---------------------------------------------------------------- one number for all
