@@ -409,3 +409,22 @@ print(len(made))
             [sys.executable, "-c", program], timeout=120, capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": source, "TZ_CACHE_DIR": str(tmp_path)})
         assert finished.stdout.strip() == expected, finished.stderr
+
+
+# ---------------------------------------------------------------- arrays of other classes
+def test_mapped_files_and_what_numpy_makes_an_array_of(tmp_path: Any) -> None:
+    """Classes of arrays are read as the arrays that they are."""
+    np.save(tmp_path / "a.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
+    double = tz.op(lambda x: x * 2, name="test_other_classes")
+    given = [np.load(tmp_path / "a.npy", mmap_mode="r"), np.rec.array(np.ones((1, 2))), range(4),
+             memoryview(np.arange(3.0))]
+    for run in (double, tz.jit(lambda x: x * 2)):
+        for x in given[:2] if run is not double else given:
+            for _ in range(2):
+                result = run(x)
+                assert type(result) is np.ndarray
+                np.testing.assert_array_equal(result, np.asarray(x) * 2)
+    gradient = tz.grad(lambda x: tz.sum(x * x))(given[0])
+    np.testing.assert_array_equal(gradient, np.asarray(given[0]) * 2)
+    with pytest.raises(ArgumentError, match="masked array"):
+        double(np.ma.masked_array([1.0, 2.0], [True, False]))

@@ -88,6 +88,61 @@ def test_variables_that_a_function_names_may_be_bound_anew() -> None:
     assert [float(function(a).reshape(-1)[0]) for a in (ones(3), ones(2, 3))] == [4, 4]
 
 
+class Scaled:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def loss(self, x: Any) -> Any:
+        return tz.sum(x * x) * self.scale
+
+
+def test_what_is_made_of_a_function_notices_as_well() -> None:
+    """A gradient, a batch, a scan: the variables are those of the function that it is made of."""
+    global SCALE
+    w, k = ones(3), ones(3)
+    defined = tz.op(lambda x: tz.sum(x * k), name="test_rebound")
+    owner = Scaled(2.0)
+    made: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "grad": (tz.grad(lambda x: tz.sum(w * x)), (ones(3),)),
+        "value_and_grad": (tz.value_and_grad(lambda x: tz.sum(w * x)), (ones(3),)),
+        "of an operator": (tz.grad(defined), (ones(3),)),
+        "of a method": (tz.grad(owner.loss), (ones(3),)),
+        "vjp": (tz.vjp(lambda x: x * w), (ones(3), ones(3))),
+        "jvp": (tz.jvp, (lambda x: x * w, (ones(3),), (ones(3),))),
+        "vmap": (tz.vmap(lambda x: x * SCALE), (ones(3),)),
+        "twice": (tz.vmap(tz.grad(lambda x: x * SCALE)), (ones(3),)),
+    }
+
+    def results() -> dict[str, Any]:
+        found = {name: f(*args) for name, (f, args) in made.items()}
+        return {name: r[-1] if isinstance(r, tuple) else r for name, r in found.items()}
+
+    before = results()
+    w, k, owner.scale = w * 3, k * 3, owner.scale * 3
+    try:
+        SCALE = 6.0
+        after = results()
+    finally:
+        SCALE = 2.0
+    for name in made:
+        np.testing.assert_array_equal(after[name], 3 * before[name], err_msg=name)
+
+
+def test_a_scan_notices_too() -> None:
+    global SCALE
+
+    def combine(a: Any, b: Any) -> Any:
+        return a + b * SCALE
+
+    before = tz.associative_scan(combine, ones(2))
+    try:
+        SCALE = 5.0
+        after = tz.associative_scan(combine, ones(2))
+    finally:
+        SCALE = 2.0
+    assert [float(before[1]), float(after[1])] == [3, 6]
+
+
 # ---------------------------------------------------------------- attributes
 class Settings:
     def __init__(self, scale: float) -> None:

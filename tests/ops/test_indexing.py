@@ -371,3 +371,13 @@ def test_computed_indices_of_what_is_padded_or_joined_stay_within() -> None:
     ran = subprocess.run([sys.executable, "-c", EDGES.format(tests=tests)], capture_output=True,
                          text=True, timeout=300)
     assert ran.returncode == 0 and "all read within" in ran.stdout, ran.stderr
+
+
+def test_subscripts_by_lists_of_lists() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for key in (([[0], [1]], [2, 3]), ([], slice(None)), ([0, -1],), ([[0, 1], [2, 0]],),
+                (slice(None), [[1]]), (np.array([], np.int64),)):
+        indexed = tz.op(lambda x, *, key: x[key], name="test_lists")
+        np.testing.assert_array_equal(indexed(x, key=key), x[key])
+    with pytest.raises(DTypeError, match="mask"):
+        tz.op(lambda x: x[[True, False, True]], name="test_lists")(x)

@@ -36,7 +36,11 @@ def as_arrays(leaves: Sequence[Any]) -> list[Any]:
     types = [dtype_of(a) for a in leaves if fastcall.is_array(a) or isinstance(a, Value)]
     result = []
     for leaf in leaves:
-        if isinstance(leaf, np.generic):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise ArgumentError("a masked array has elements without a value",
+                                hint="fill them in: x.filled(0)")
+        if isinstance(leaf, np.generic) or (
+                isinstance(leaf, np.ndarray) and type(leaf) is not np.ndarray):
             result.append(np.asarray(leaf))
         elif fastcall.is_array(leaf) or isinstance(leaf, Value):
             result.append(leaf)
@@ -107,6 +111,9 @@ def key_part(x: Any, mode: str, leaves: list[Any]) -> Any:
     if layout is not None and mode != "attribute":
         leaves.append(x)
         return layout
+    if mode != "attribute" and isinstance(x, np.ndarray):  # of a class of its own: a mapped file
+        leaves.append(x)
+        return kind, x.shape, x.strides, x.dtype
     if kind is float or kind is complex or kind is int or kind is bool:
         if mode in ("tensor", "tensors") or (mode == "any" and kind in (float, complex)):
             leaves.append(x)
@@ -123,6 +130,8 @@ def key_part(x: Any, mode: str, leaves: list[Any]) -> Any:
     # Traced values are no arguments of a run, and graphs are made anew for every call.
     if isinstance(x, (Value, Graph)) or (
             isinstance(x, (tuple, list, dict)) and mode != "attribute"):
+        raise NoKey
+    if mode in ("tensor", "tensors"):  # what numpy makes an array of: a range, a memory view
         raise NoKey
     return captures.content_of(x)
 

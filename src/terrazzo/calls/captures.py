@@ -140,7 +140,11 @@ def _code_and_objects(function: Any) -> tuple[Any, list[Any]]:
     held: list[Any] = []
     while True:
         function = inspect.unwrap(function)
-        if isinstance(function, functools.partial):
+        if hasattr(function, "made_of"):  # a gradient, say: what it is made of names variables
+            function = function.made_of
+        elif isinstance(function, Operator) and function.body is not None:
+            function = function.body
+        elif isinstance(function, functools.partial):
             held += [*function.args, *function.keywords.values()]
             function = function.func
         elif inspect.ismethod(function):
@@ -182,6 +186,8 @@ def content_of(x: Any, inside: tuple[int, ...] = ()) -> Hashable:
     deeper = (*inside, id(x))
     if isinstance(x, (list, tuple)):
         return kind, tuple(content_of(item, deeper) for item in x)
+    if isinstance(x, slice):
+        return kind, content_of((x.start, x.stop, x.step), deeper)
     if isinstance(x, dict):
         return kind, tuple((k, content_of(v, deeper)) for k, v in x.items())
     if isinstance(x, (set, frozenset)):

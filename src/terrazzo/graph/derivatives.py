@@ -191,8 +191,12 @@ _DERIVED = {"grad": "The gradient of {} by some of its arguments.",
 
 
 def labelled(derived: Function, transform: str, function: Function) -> Function:
-    """A function that was made of another, with a name and a signature that tell so."""
+    """A function that was made of another, with a name and a signature that tell so.
+
+    What it is made of says which variables around it are to be watched (`calls/captures.py`).
+    """
     name = function_name(function)
+    derived.made_of = function  # type: ignore[attr-defined]
     derived.__name__ = derived.__qualname__ = f"{transform}_{name}"
     derived.__doc__ = _DERIVED[transform].format(name)
     if transform in ("grad", "value_and_grad", "vmap"):  # called as the function itself is

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from terrazzo.base.nests import leaves
 from terrazzo.base.shapes import Shape, broadcast_shapes, dims_text
 from terrazzo.errors import ArgumentError, DTypeError, IndexOutOfRange, RankError, user_location
 from terrazzo.graph.ir import Operator, Value
@@ -44,6 +45,14 @@ def _is_tensor(item: Any) -> bool:
     return isinstance(item, (Value, np.ndarray, list)) or hasattr(item, "detach")
 
 
+def _of_list(items: list[Any]) -> Any:
+    """An index tensor that is written as a list, maybe of lists; one with values stays."""
+    if any(isinstance(i, Value) or hasattr(i, "detach") for i in leaves(items)):
+        return items
+    array = np.asarray(items)
+    return array.astype(np.int64) if array.dtype.kind in "iu" or not array.size else array
+
+
 def _normal_key(key: Any, shape: Shape) -> tuple[tuple[Any, ...], list[Any]]:
     """A subscript as plain data (kind, numbers...) and the index tensors it holds."""
     items = list(key) if isinstance(key, tuple) else [key]
@@ -69,8 +78,7 @@ def _normal_key(key: Any, shape: Shape) -> tuple[tuple[Any, ...], list[Any]]:
             normal.append(("range", *_normal_slice(item, n)))
         elif _is_tensor(item):
             normal.append(("tensor",))
-            tensors.append(np.asarray(item, np.int64) if isinstance(item, list) and not any(
-                map(_is_tensor, item)) and np.asarray(item).dtype.kind in "iu" else item)
+            tensors.append(_of_list(item) if isinstance(item, list) else item)
         else:
             normal.append(("at", _single_index(item, n, axis)))
         axis += 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import terrazzo as tz
 from terrazzo.dtypes import DTYPES, as_dtype, bfloat16, bool_, float16, float32, int8, int32
 from terrazzo.graph.applying import constant
 from terrazzo.graph.evaluate import run
@@ -17,6 +18,7 @@ from terrazzo.graph.passes import RULES
 from terrazzo.graph.passes.algebra import algebra, holds, never_negative
 from terrazzo.graph.rewrite import Applied, RuleTable, rewrite
 from terrazzo.graph.trace import trace
+from terrazzo.knobs import knobs
 
 FLOATS = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, -1e-38,
                    3.4028235e38, -3.4028235e38, 1.0, -1.0, 0.5, 1.5, -2.5, 3.0, 0.1, -7.3, 1e20,
@@ -349,3 +351,19 @@ def test_never_negative_needs_a_proof() -> None:
     assert not proves(lambda x: x * 2) and not proves(lambda x: x * x - 1.0)
     assert not proves(lambda x: abs(x) * -0.0) and not proves(lambda x: x)
     assert int32.is_integer and not never_negative(graph_of(lambda x: x, (INTS,)).outputs[0])
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, y: abs(-x), lambda x, y: abs(0 - x), lambda x, y: tz.cos(-x),
+    lambda x, y: tz.cosh(-x), lambda x, y: (-x) / (-y), lambda x, y: (-x) * (-y),
+    lambda x, y: x + -y, lambda x, y: x - -y, lambda x, y: tz.negative(-x)])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "int64", "float32"])
+def test_signs_of_numbers_that_wrap_around(function: Any, dtype: str) -> None:
+    """Of unsigned numbers the negative is positive, and of the least one it is itself."""
+    ends = [0, 1, 2, 100] if dtype == "float32" else [
+        0, 1, 2, np.iinfo(dtype).min, np.iinfo(dtype).max]
+    x, y = np.array(ends, dtype), np.array(ends[::-1], dtype)
+    compiled = tz.op(function, name="test_signs")(x, y)
+    with np.errstate(all="ignore"), knobs.override(opt_level="none"):
+        plain = tz.op(function, name="test_signs_plain")(x, y)
+    np.testing.assert_array_equal(compiled, plain)

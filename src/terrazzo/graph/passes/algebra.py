@@ -44,6 +44,11 @@ def is_number(value: Value) -> bool:
     return not value.dtype.is_bool
 
 
+def has_sign(value: Value) -> bool:
+    """Whether a value may hold negative numbers."""
+    return value.dtype.is_signed
+
+
 def is_exact(value: Value) -> bool:
     """Whether a value holds integers or truth values, which have no nan and no -0.0."""
     return value.dtype.is_integer or value.dtype.is_bool
@@ -94,10 +99,11 @@ SIGNS = RuleTable((
     Rule("subtract a negative", P.subtract(x, P.negative(y)), lambda x, y: _op("add", x, y)),
     Rule("multiply negatives", P.multiply(P.negative(x), P.negative(y)),
          lambda x, y: _op("multiply", x, y)),
-    Rule("divide negatives", P.divide(P.negative(x), P.negative(y)),
-         lambda x, y: _op("divide", x, y)),
-    Rule("absolute of negative", P.absolute(P.negative(x)), lambda x: _op("absolute", x)),
-    Rule("cosine of negative", P.one_of("cos", "cosh")(P.negative(x)),
+    Rule("divide negatives", P.divide(P.negative(x.that(is_float)), P.negative(y.that(is_float))),
+         lambda x, y: _op("divide", x, y), doc="of int8, -(-128) is -128, and then divided"),
+    Rule("absolute of negative", P.absolute(P.negative(x.that(has_sign))),
+         lambda x: _op("absolute", x), doc="of uint8, -1 is 255"),
+    Rule("cosine of negative", P.one_of("cos", "cosh")(P.negative(x.that(has_sign))),
          lambda x, node: _op(node.op.name, x), doc="both are even functions, also as computed"),
 ))
 
