@@ -340,3 +340,74 @@ def test_hooks_and_checkpointing(programs: list[Program]) -> None:
     for a, b in zip(gradients(compiled(function)), theirs, strict=True):
         torch.testing.assert_close(a, b)
     assert len(seen) == 2 and programs
+
+
+# ---------------------------------------------------------------- numbers that vary
+def test_whole_numbers_that_are_no_sizes_may_be_anything(programs: list[Program]) -> None:
+    """Torch makes symbols of them as of sizes, and promises nothing."""
+    for dynamic in (None, True):
+        torch._dynamo.reset()
+        function = compiled(lambda x, s: x * s + s, dynamic=dynamic)
+        for s in (2, 5, -3, 0, 1, 2**40, -2**40, 7):
+            same(function(torch.ones(3), s), torch.ones(3) * s + s)
+    torch._dynamo.reset()
+    divided, x = compiled(lambda x, s: x // s), torch.tensor([7, -7])
+    for s in (2, 5, -3, -2, 3, 1):
+        same(divided(x, s), x // s)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_view_may_take_a_number_that_is_known_later(dynamic: bool | None) -> None:
+    def function(x: Any) -> Any:
+        return x.index_fill(0, torch.arange(0, x.shape[0], 2), 1.0)
+
+    made = compiled(function, dynamic=dynamic)
+    for rows in (4, 6, 9, 3):
+        same(made(torch.zeros(rows, 2)), function(torch.zeros(rows, 2)))
+
+
+# ---------------------------------------------------------------- random numbers
+@pytest.mark.parametrize("given", [
+    lambda: torch.randn(3, 4).t(), lambda: torch.randn(2, 3, 4, 5).permute(0, 3, 1, 2),
+    lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    lambda: torch.randn(4, 6, 8)[:, :, ::2], lambda: torch.randn(4, 6, 8)[:, ::2].permute(2, 0, 1),
+    lambda: torch.randn(4, 1).expand(4, 6)])
+def test_dropout_draws_in_the_order_in_which_elements_lie(given: Callable[[], Any]) -> None:
+    torch._dynamo.reset()
+    x, made = given(), compiled(lambda x: functional.dropout(x, 0.4))
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        ours = made(x)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(ours, functional.dropout(x, 0.4))
+
+
+# ---------------------------------------------------------------- half types beside others
+@pytest.mark.parametrize("size", [(8, 3, 8, 8), (4, 3)])
+def test_batch_norm_of_halves_keeps_its_statistics(size: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = (nn.BatchNorm2d if len(size) == 4 else nn.BatchNorm1d)(3)
+    x, g = (torch.randn(size) + 3).bfloat16(), torch.randn(size).bfloat16()
+    found = []
+    for run in (compiled(module), module):
+        given = x.clone().requires_grad_()
+        y = run(given)
+        y.backward(g)
+        found.append((y.detach(), given.grad, module.weight.grad, module.bias.grad))
+        module.zero_grad()
+        module.reset_running_stats()
+    double = given.detach().double().requires_grad_()
+    module.double()(double).backward(g.double())
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype is theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(found[0][2].double(), module.weight.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_keep_their_digits_in_rounded_quotients(dtype: Any) -> None:
+    x = torch.tensor([-1.5, 0.5, 1.5, 2.5, 3.0], dtype=dtype)
+    for mode in ("floor", "trunc", None):
+        torch._dynamo.reset()
+        made = compiled(lambda x, mode=mode: torch.div(x, 0.1, rounding_mode=mode))
+        same(made(x), torch.div(x, 0.1, rounding_mode=mode))

@@ -106,3 +106,9 @@ def test_an_exported_model_looks(tmp_path: Path) -> None:
         np.testing.assert_array_equal(run(places), module(torch.tensor(places)).detach())
         with pytest.raises(IndexFault, match="index 9 "):
             run(np.full(count, 9))
+
+
+def test_nothing_is_outside_where_there_is_nothing() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, i: x[i], backend=backend.terrazzo, fullgraph=True)
+    assert compiled(torch.zeros(5, 0), torch.tensor([7])).shape == (1, 0)

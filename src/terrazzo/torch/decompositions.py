@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
 import terrazzo.torch.ours  # noqa: F401  operators that stand in graphs for torch's
 from terrazzo.torch.aten.registry import CONVERTERS, converter_of
@@ -54,8 +55,26 @@ def _dropout(x: Any, p: float, train: bool | None) -> Any:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = torch.ops.terrazzo.random_mask(x.shape, 1 - p, next(_serial), device=x.device)
+    order = list(range(x.ndim))
+    if not x.is_contiguous():  # eager mode draws in the order in which elements lie
+        order = list(compute_elementwise_output_logical_to_physical_perm(x)[0])
+    mask = torch.ops.terrazzo.random_mask([x.shape[d] for d in order], 1 - p, next(_serial),
+                                          device=x.device)
+    mask = mask.permute([order.index(d) for d in range(x.ndim)])
     return x * mask * (1 / (1 - p)), mask
+
+
+def _mixed_batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any,
+                      training: bool, momentum: float, eps: float) -> Any:
+    """Half numbers with statistics in float32, which torch's kernel keeps so for the gradient.
+
+    Its fake kernel says that they are halves, and so would be what the backward pass starts from.
+    """
+    if not training or running_mean is None or running_mean.dtype is x.dtype:
+        return NotImplemented
+    y, *rest = aten._native_batch_norm_legit_functional(
+        x.to(running_mean.dtype), weight, bias, running_mean, running_var, training, momentum, eps)
+    return y.to(x.dtype), *rest
 
 
 def _attention_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, logsumexp: Any,
@@ -138,6 +157,7 @@ def _cudnn_backward(grad: Any, q: Any, k: Any, v: Any, out: Any, logsumexp: Any,
 
 
 _OWN: dict[Any, Callable[..., Any]] = {
+    aten._native_batch_norm_legit_functional.default: _mixed_batch_norm,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     aten.native_dropout.default: _dropout,
     aten._scaled_dot_product_flash_attention.default: _flash,

@@ -158,8 +158,8 @@ class Source:
 
 def rows(symbols: Sequence[str], numbers: Mapping[str, int], device: torch.device = HOST
          ) -> list[Source]:
-    """Inputs that tell sizes which no tensor has."""
-    return [Source(row=torch.empty(numbers[name], dtype=torch.int8, device=device))
+    """Inputs that tell sizes which no tensor has, or numbers that are none: they take no memory."""
+    return [Source(row=torch.empty_strided((numbers[name],), (0,), dtype=torch.int8, device=device))
             for name in symbols]
 
 

@@ -202,9 +202,10 @@ def _levels(gm: GraphModule, reasons: Mapping[Node, Reason]) -> dict[Node, int]:
     def ready(node: Node) -> int:
         """The level at which something may be used."""
         root = root_of(node, reasons)
+        own = level.get(node, -1)  # a view may take a number that is known later than its root
         if root.op == "call_function" and root.target is operator.getitem:
-            return ready(root.args[0])
-        return level.get(root, numbers.get(root, -1))
+            return max(own, ready(root.args[0]))
+        return max(own, level.get(root, numbers.get(root, -1)))
 
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:

@@ -32,7 +32,7 @@ from terrazzo.torch.convert import Conversion, call_text, constant_value, conver
 from terrazzo.torch.devices import HOST, current, device_of
 from terrazzo.torch.entry import Result, Source, entry, rows
 from terrazzo.torch.options import BackendOptions
-from terrazzo.torch.symbols import Names, index_of, symbols_in, variable
+from terrazzo.torch.symbols import SMALLEST, Names, index_of, symbols_in, variable
 from terrazzo.torch.unify import for_all_sizes
 
 INT8 = as_dtype("int8")
@@ -250,7 +250,8 @@ class Segment:
             if all(guard.holds(numbers) for guard in known.guards):
                 return known
         made = None
-        if numbers and not self.piece.unbacked and len(self.variants) < MOST_VARIANTS:
+        if numbers and not self.piece.unbacked and len(self.variants) < MOST_VARIANTS and (
+                min(numbers.values()) >= SMALLEST):
             made = self.symbolic(numbers)
         made = made or self.fixed(numbers)
         self.variants.append(made)
@@ -271,6 +272,8 @@ class Segment:
             return None
         (graph, given, _), code, guards = found
         extra = tuple(v.name.removeprefix("size_") for v in graph.inputs[len(given):])
+        # What is no size of a tensor may be any number.
+        guards = (*guards, *(Guard("<=", SMALLEST, variable(s)) for s in extra))
         return Variant(guards, code, tuple(given), extra)
 
     def compiled(self, made: Traced, names: Names) -> Any:

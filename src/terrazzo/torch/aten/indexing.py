@@ -69,7 +69,8 @@ def indexed_axes(x: Value, indices: Sequence[Any], safe: bool = True
     found = [indices[d] for d in axes]
     if any(i.dtype.is_bool or i.dtype.name == "uint8" for i in found):
         unsupported("an index by a mask, whose result has no known size")
-    for axis, places in zip(axes, found) if safe else ():
+    empty = any(x.shape[d] == 0 for d in range(x.ndim) if d not in axes)
+    for axis, places in zip(axes, found) if safe and not empty else ():
         must_reach(places, x.shape[axis])
     return axes, found
 

@@ -65,7 +65,9 @@ def div(x: Any, y: Any) -> Any:
 
 @aten("div.Tensor_mode", "div.Scalar_mode", typed=True)
 def div_mode(x: Any, y: Any, rounding_mode: str | None = None, *, out: TensorType) -> Any:
-    x, y = (e.astype(v, dtype=out.dtype) if isinstance(v, Value) else v for v in (x, y))
+    # Numbers keep their digits beside half types, as in eager mode.
+    kind = out.dtype.compute if out.dtype.is_float else out.dtype
+    x, y = (e.astype(v, dtype=kind) if isinstance(v, Value) else v for v in (x, y))
     if rounding_mode == "floor":
         return e.floor_divide(x, y)
     if rounding_mode is None:
