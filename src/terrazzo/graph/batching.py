@@ -187,7 +187,7 @@ def vmap(function: Function, in_axes: Any = 0, out_axes: Any = 0) -> Function:
                             zip(results, places, strict=True)])
         return mapped(result, lambda _: next(answers))
 
-    return dispatch(labelled(traced, "vmap", function))
+    return dispatch(labelled(traced, "vmap", function), function)
 
 
 def _spread_axes(axes: Any, tree: Any, name: str, what: str) -> list[Any]:

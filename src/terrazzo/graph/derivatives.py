@@ -191,12 +191,8 @@ _DERIVED = {"grad": "The gradient of {} by some of its arguments.",
 
 
 def labelled(derived: Function, transform: str, function: Function) -> Function:
-    """A function that was made of another, with a name and a signature that tell so.
-
-    What it is made of says which variables around it are to be watched (`calls/captures.py`).
-    """
+    """A function that was made of another, with a name and a signature that tell so."""
     name = function_name(function)
-    derived.made_of = function  # type: ignore[attr-defined]
     derived.__name__ = derived.__qualname__ = f"{transform}_{name}"
     derived.__doc__ = _DERIVED[transform].format(name)
     if transform in ("grad", "value_and_grad", "vmap"):  # called as the function itself is
@@ -206,9 +202,13 @@ def labelled(derived: Function, transform: str, function: Function) -> Function:
 
 
 # ---------------------------------------------------------------- functions on values and arrays
-def dispatch(traced: Function) -> Function:
-    """On traced values (or inside a trace) makes nodes; on arrays, compiles and runs."""
+def dispatch(traced: Function, function: Function) -> Function:
+    """On traced values (or inside a trace) makes nodes; on arrays, compiles and runs.
+
+    The user's function that it is made of says which variables are watched (`calls/captures.py`).
+    """
     compiled: list[Function] = []
+    traced.made_of = function  # type: ignore[attr-defined]
 
     @functools.wraps(traced)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ def grad(function: Function, argnums: int | Sequence[int] = 0, has_aux: bool = F
     >>> tz.grad(lambda x, y: tz.sum(x * y ** 2), argnums=1)(np.array([1.0, 2.0]), np.array(3.0))
     array(18.)
     """
-    return dispatch(grad_function(function, argnums, has_aux=has_aux))
+    return dispatch(grad_function(function, argnums, has_aux=has_aux), function)
 
 
 def value_and_grad(function: Function, argnums: int | Sequence[int] = 0,
@@ -245,7 +245,7 @@ def value_and_grad(function: Function, argnums: int | Sequence[int] = 0,
     >>> float(value), gradient.tolist()
     (5.0, [2.0, 4.0])
     """
-    return dispatch(grad_function(function, argnums, has_value=True, has_aux=has_aux))
+    return dispatch(grad_function(function, argnums, has_value=True, has_aux=has_aux), function)
 
 
 def vjp(function: Function, argnums: int | Sequence[int] = 0) -> Function:
@@ -257,7 +257,7 @@ def vjp(function: Function, argnums: int | Sequence[int] = 0) -> Function:
     >>> tz.vjp(lambda x: x * x)(np.array([1.0, 2.0]), np.array([1.0, 10.0]))
     array([ 2., 40.])
     """
-    return dispatch(vjp_function(function, argnums))
+    return dispatch(vjp_function(function, argnums), function)
 
 
 def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -278,4 +278,4 @@ def jvp(function: Function, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
 @functools.lru_cache(maxsize=64)
 def _pushforward(function: Function) -> Function:
-    return dispatch(jvp_function(function))
+    return dispatch(jvp_function(function), function)

@@ -88,10 +88,9 @@ def _prefixes(fn: Callable[[Any, Any], Any], reverse: bool, axis: int) -> Callab
         return mapped(elems, lambda _: next(answers))
 
     traced.__name__ = "associative_scan"
-    traced.made_of = fn  # type: ignore[attr-defined]  # its variables are to be watched
     from terrazzo.graph.derivatives import dispatch
 
-    return dispatch(traced)
+    return dispatch(traced, fn)
 
 
 def _check_lengths(values: list[Value], axes: list[int]) -> None:
