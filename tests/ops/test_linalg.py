@@ -39,6 +39,78 @@ def test_singular_and_special() -> None:
     assert np.isnan(tz.det(np.array([[np.nan, 1], [1, 0]], np.float32)))
 
 
+RANKS = {
+    "2": [[1.0, 2], [2, 4]], "none": [[0.0, 0], [0, 0]], "regular": [[1.0, 2], [3, 4]],
+    "tenths": [[0.1, 0.2], [0.3, 0.6]], "one": [[0.0]],
+    "of 3, 2": [[1.0, 2, 3], [4, 5, 6], [7, 8, 9]], "of 3, 1": [[1.0, 2, 3], [2, 4, 6], [3, 6, 9]],
+    "of 4, 3": np.diag([1.0, 2, 0, 3])[::-1].tolist(),
+    "batch": [[[1.0, 2], [2, 4]], [[1, 2], [3, 4]], [[0, 0], [0, 0]], [[0, 1], [0, 2]]],
+}
+
+
+def by_minors(x: np.ndarray) -> np.ndarray:
+    """Cofactors as they are defined."""
+    made = np.zeros_like(x)
+    for *outer, i, j in np.ndindex(*x.shape):
+        minor = np.delete(np.delete(x[tuple(outer)], i, 0), j, 1)
+        made[(*outer, i, j)] = (-1) ** (i + j) * np.linalg.det(minor)
+    return made
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_gradients_of_determinants_of_any_rank(name: str, rng: np.random.Generator) -> None:
+    x = np.array(RANKS[name])
+    weights = rng.standard_normal(x.shape[:-2])
+    for dtype, room in (("float64", 1e-13), ("float32", 3e-6)):
+        given = weights.astype(dtype)
+        got = tz.grad(lambda x: tz.sum(tz.det(x) * given))(x.astype(dtype))  # noqa: B023
+        assert got.dtype == dtype
+        expected = weights[..., None, None] * by_minors(x)
+        np.testing.assert_allclose(got, expected, atol=room * max(1, float(np.abs(expected).max())))
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_second_derivatives_of_determinants(name: str, rng: np.random.Generator) -> None:
+    """Cofactors are polynomials of a low degree: central differences of minors have no error."""
+    x = np.array(RANKS[name])
+    w, step = rng.standard_normal(x.shape), 1e-3
+    got = tz.grad(lambda x: tz.sum(w * tz.grad(lambda x: tz.sum(tz.det(x)))(x)))(x)
+    expected = np.zeros_like(x)
+    for place in np.ndindex(*x.shape):
+        ends = [x.copy(), x.copy()]
+        ends[0][place] += step
+        ends[1][place] -= step
+        expected[place] = np.sum(w * (by_minors(ends[0]) - by_minors(ends[1]))) / (2 * step)
+    np.testing.assert_allclose(got, expected, atol=1e-10)
+
+
+def test_third_derivatives_of_determinants(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    x, v, w = rng.standard_normal((3, 2, 4, 4))
+    got = tz.grad(lambda x: tz.sum(v * tz.grad(lambda x: tz.sum(w * tz.grad(
+        lambda x: tz.sum(tz.det(x)))(x)))(x)))(x)
+    t = torch.tensor(x, requires_grad=True)
+    (found,) = torch.autograd.grad(torch.det(t).sum(), t, create_graph=True)
+    for weights in (w, v):
+        (found,) = torch.autograd.grad((found * torch.tensor(weights)).sum(), t, create_graph=True)
+    np.testing.assert_allclose(got, found.detach().numpy(), atol=1e-11)
+
+
+def test_gradients_of_determinants_of_nothing_and_nan() -> None:
+    def gradient(x: np.ndarray) -> np.ndarray:
+        return tz.grad(lambda x: tz.sum(tz.det(x)))(x)
+
+    for shape in ((2, 0, 0), (0, 3, 3)):
+        assert gradient(np.zeros(shape)).shape == shape
+    got = gradient(np.array([[[np.nan, 1], [1, 0]], [[1, 2], [2, 4]], [[np.inf, 1], [0, 0]]]))
+    assert np.isnan(got[0]).all() and np.isnan(got[2]).all()
+    np.testing.assert_allclose(got[1], [[4, -2], [-2, 1]], atol=1e-14)
+    # The product of pivots is too small for the type, those of the cofactors are not.
+    tiny = np.diag(np.array([1e-20, 1e-20, 1e-10], np.float32))
+    np.testing.assert_allclose(np.diagonal(gradient(tiny)), [1e-30, 1e-30, 1e-40], rtol=1e-5,
+                               atol=1e-44)
+
+
 def test_errors() -> None:
     with pytest.raises(ShapeError, match="square"):
         tz.det(Value(TensorType((2, 3), float32)))

@@ -18,9 +18,10 @@ from checking import (
     to_torch,
 )
 
-from terrazzo.base.shapes import dims
+from terrazzo.base.shapes import dims, normalize_axes
 from terrazzo.dtypes import as_dtype, float32, int64
 from terrazzo.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from terrazzo.graph import derivatives
 from terrazzo.graph.ir import TensorType
 
 CASES = [
@@ -116,6 +117,17 @@ def test_moments_of_types(rng, name, dtype):
     close(got, getattr(np, name)(x.astype(np.float64), axis=0))
 
 
+@pytest.mark.parametrize(("dtype", "start"), [("int64", 1_700_000_000_000_000_000),
+                                              ("int64", -(2**63)), ("uint64", 2**64 - 8)])
+def test_means_of_large_integers_do_not_wrap(dtype, start):
+    x = np.array([start + i for i in range(8)], dtype)
+    got = evaluate(op("mean"), x)
+    assert got.dtype == np.float32
+    close(got, np.float32(float(start) + 3.5))
+    close(evaluate(op("mean"), x.reshape(2, 4), axis=0, keepdims=True),
+          x.reshape(2, 4).astype(np.float64).mean(0, keepdims=True).astype(np.float32))
+
+
 @pytest.mark.parametrize("correction", [0, 1, 2.5, 5, 6])
 def test_corrected_variance(rng, correction):
     x = draw(rng, (5, 3))
@@ -207,6 +219,47 @@ def test_gradient_of_a_product_with_zeros(rng, zeros):
     check_gradient(op("prod"), x, axis=1)
 
 
+def sloped(x, w, axis):
+    """How the gradient of products changes: that of its sum by weights."""
+    return gradient(lambda v: w * derivatives.grad(lambda u: op("sum")(op("prod")(u, axis=axis)))(
+        v), x)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("zeros", [0, 1, 2, 3])
+@pytest.mark.parametrize("axis", [None, 0, -1, (0, 2)])
+def test_second_derivative_of_a_product_with_zeros(rng, axis, zeros):
+    import torch
+
+    x, w = draw(rng, (2, 3, 3), "float64"), draw(rng, (2, 3, 3), "float64")
+    x[:, 1, :zeros] = 0
+    close(gradient(op("prod"), x, axis=axis), slopes_of_products(torch, x, axis))
+    close(sloped(x, w, axis), slopes_of_products(torch, x, axis, w))
+
+
+def slopes_of_products(torch, x, axis, *weights):
+    """The gradient of the sum of products along axes, then those of its weighted sums."""
+    t = made = to_torch(x).requires_grad_()
+    for d in sorted(normalize_axes(axis, x.ndim), reverse=True):
+        made = made.prod(d)
+    (found,) = torch.autograd.grad(made.sum(), t, create_graph=True)
+    for w in weights:
+        (found,) = torch.autograd.grad((found * to_torch(w)).sum(), t)
+    return from_torch(found)
+
+
+def test_derivatives_of_a_product_of_any_order():
+    x, w = np.array([0.0, 2, 3]), np.array([1.0, 10, 100])
+    close(sloped(x, w, None), [230, 3, 2])
+    third = gradient(lambda t: w * derivatives.grad(
+        lambda v: op("sum")(derivatives.grad(op("prod"))(v) * w))(t), x)
+    close(third, [2000, 200, 20])
+    assert (sloped(x, w, ()) == 0).all()
+    (n,) = dims("n")
+    close(evaluate(lambda t: derivatives.grad(lambda v: op("sum")(derivatives.grad(op("prod"))(v)))(
+        t), x, shapes=[(n,)]), [5, 3, 2])
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["amax", "amin"])
 def test_ties_share_the_gradient(name):
@@ -219,8 +272,6 @@ def test_ties_share_the_gradient(name):
 
 
 def gradient(function, x, **attrs):
-    from terrazzo.graph import derivatives
-
     return evaluate(lambda v: derivatives.grad(lambda u: op("sum")(function(u, **attrs)))(v), x)
 
 
@@ -228,6 +279,51 @@ def test_gradient_where_the_root_is_zero():
     flat = np.full((2, 3), 1.5)
     assert (gradient(op("std"), flat, axis=1) == 0).all()
     assert (gradient(op("vector_norm"), 0 * flat, axis=1) == 0).all()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("ord", [3, 4, 1.5, 2.5, 0.5, -1, -2.5])
+def test_gradients_of_norms_at_zeros(rng, ord):
+    import torch
+
+    x = draw(rng, (5, 3), "float64")
+    x[1], x[2, 0], x[3, 1:] = 0, 0, 0
+    t = to_torch(x).requires_grad_()
+    torch.linalg.vector_norm(t, ord, dim=1).sum().backward()
+    close(gradient(op("vector_norm"), x, axis=1, ord=ord), from_torch(t.grad))
+    for dtype in ("float32", *HALVES):
+        got = gradient(op("vector_norm"), x.astype(as_dtype(dtype).np), axis=1, ord=ord)
+        wide = to_torch(x.astype(as_dtype(dtype).np).astype(np.float64)).requires_grad_()
+        torch.linalg.vector_norm(wide, ord, dim=1).sum().backward()
+        close(got, from_torch(wide.grad), rtol={"float32": 1e-5}.get(dtype))
+
+
+@pytest.mark.parametrize(("x", "ord", "expected"), [
+    ([0.0, 0, 0], 3, [0, 0, 0]), ([0.0, 2, 3], -1, [0, 0, 0]),
+    ([0.0, 2, 3], 0.5, [0, 1 + 1.5**0.5, 1 + (2 / 3)**0.5]), ([np.inf, 2, 0], 3, [np.nan, 0, 0]),
+    ([np.inf, 2], -1, [0, 1])])
+def test_gradients_of_norms_by_hand(x, ord, expected):
+    close(gradient(op("vector_norm"), np.array(x), ord=ord), np.array(expected, np.float64))
+
+
+@pytest.mark.parametrize("ord", [3, 4, 0.5, -1])
+def test_second_derivative_of_a_norm(rng, ord):
+    x, w = draw(rng, (2, 3), "float64"), draw(rng, (2, 3), "float64")
+    check_gradient(lambda v: w * derivatives.grad(
+        lambda u: op("sum")(op("vector_norm")(u, axis=1, ord=ord)))(v), x, rtol=2e-6)
+    x[0] = 0
+    if ord > 2:  # below, the slope has no end at zeros
+        assert np.isfinite(gradient(lambda v: w * derivatives.grad(
+            lambda u: op("sum")(op("vector_norm")(u, axis=1, ord=ord)))(v), x)).all()
+
+
+@pytest.mark.parametrize("ord", [3, 0.5, -1, -2.5])
+def test_norms_of_infinities_nan_and_zeros(ord):
+    x = np.array([[np.inf, 1, 0], [np.nan, 1, 0], [0, 0, 0], [-np.inf, np.inf, -np.inf],
+                  [1, -2, 3]])
+    with np.errstate(all="ignore"):
+        expected = (np.abs(x) ** ord).sum(1) ** (1 / ord)
+    close(evaluate(op("vector_norm"), x, axis=1, ord=ord), expected)
 
 
 def test_gradient_of_logsumexp_in_the_tails():

@@ -4,6 +4,7 @@ Matrices are in the last two axes, and there may be any number of them. A matrix
 (singular, or not positive) raises numpy's LinAlgError, as torch raises its own. Gradients are the
 well-known ones (Giles, "Collected matrix derivative results for forward and reverse mode
 algorithmic differentiation", 2008; Seeger et al., "Auto-differentiating linear algebra", 2017).
+Cofactors are there for singular matrices too: they are how a determinant changes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from terrazzo.base.shapes import Shape, broadcast_shapes, dims_text
 from terrazzo.dtypes import promote
 from terrazzo.errors import DTypeError, ShapeError, user_location
-from terrazzo.graph.ir import Node, TensorType, Value
+from terrazzo.graph.ir import Node, TensorType, Value, operator_named
 from terrazzo.index import Index
 from terrazzo.index.guards import ask, granted
 from terrazzo.loop.interpret import convert
@@ -163,6 +164,93 @@ def _slogdet_grad(node: Node, sign: Value | None, size: Value | None) -> list[Va
            reference=_by_numpy(lambda x: tuple(np.linalg.slogdet(x))))
 def slogdet(x: Any, *, out: TensorType) -> Any:
     """the sign of each determinant, and the logarithm of its size"""
+
+
+# ---------------------------------------------------------------- cofactors
+def _but_one(s: np.ndarray) -> np.ndarray:
+    """For each element of the last axis the product of the others."""
+    ones = np.ones_like(s[..., :1])
+    before = np.concatenate([ones, s[..., :-1]], -1)
+    after = np.concatenate([s[..., 1:], ones], -1)
+    return np.cumprod(before, -1) * np.flip(np.cumprod(np.flip(after, -1), -1), -1)
+
+
+def _but_two(s: np.ndarray) -> np.ndarray:
+    """For each pair of elements of the last axis the product of the others, 0 for equal ones."""
+    pairs = np.zeros((*s.shape, s.shape[-1]), s.dtype)
+    for i in range(s.shape[-1]):
+        rest = s.copy()
+        rest[..., i] = 1
+        pairs[..., i, :] = _but_one(rest)
+        pairs[..., i, i] = 0
+    return pairs
+
+
+def _turned(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """u, s, vh of x, and what turning by u and vh multiplies a determinant with: 1 or -1."""
+    u, s, vh = np.linalg.svd(x)
+    return u, s, vh, np.round(np.linalg.det(u) * np.linalg.det(vh))[..., None, None]
+
+
+def _cofactors_numpy(x: np.ndarray) -> np.ndarray:
+    """det(x) * inv(x).T by one elimination; of singular matrices from their singular values."""
+    with np.errstate(all="ignore"):
+        size = np.asarray(np.linalg.det(x))
+        singular = np.abs(size) < np.finfo(x.dtype).tiny
+        if not singular.any():
+            return np.asarray(size[..., None, None] * np.linalg.inv(x).swapaxes(-1, -2))
+        made = np.full_like(x, np.nan)
+        made[~singular] = _cofactors_numpy(x[~singular])
+        singular &= np.isfinite(x).all((-2, -1))
+        u, s, vh, sign = _turned(x[singular])
+        made[singular] = sign * (u * _but_one(s)[..., None, :]) @ vh
+    return made
+
+
+def _cofactors_along_numpy(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Of a diagonal matrix s, the cofactor at i, i grows by w[j, j] times all but s[i] and s[j],
+    that at i, j by -w[j, i] times those; other matrices are turned to be diagonal."""
+    made = np.full_like(x, np.nan)
+    finite = np.isfinite(x).all((-2, -1))
+    with np.errstate(all="ignore"):
+        u, s, vh, sign = _turned(x[finite])
+        inner = u.swapaxes(-1, -2) @ w[finite] @ vh.swapaxes(-1, -2)
+        pairs = _but_two(s)
+        grown = (pairs @ np.diagonal(inner, axis1=-2, axis2=-1)[..., None])[..., 0]
+        change = -pairs * inner.swapaxes(-1, -2)
+        change += grown[..., None, :] * np.eye(x.shape[-1], dtype=x.dtype)
+        made[finite] = sign * u @ change @ vh
+    return made
+
+
+def _cofactors_grad(node: Node, g: Value) -> list[Value | None]:
+    return [cofactors_along(node.inputs[0], g)]
+
+
+@primitive(family="", infer=lambda x: x, reference=_by_numpy(_cofactors_numpy),
+           grad=_cofactors_grad, host=True)
+def cofactors(x: Any, *, out: TensorType) -> Any:
+    """the gradients of determinants: det(x) * inv(x).T, and its limit for singular x"""
+
+
+def _cofactors_along_grad(node: Node, g: Value) -> list[Value | None]:
+    """By x, det(x) times products with inv(x).T: for regular matrices."""
+    x, w = node.inputs
+    assert x is not None and w is not None
+    a = _t(inv(x))
+    by_w, by_g = matmul(matmul(a, _t(w)), a), matmul(matmul(a, _t(g)), a)
+    along_w, along_g, both = (operator_named("sum")(v, axis=(-2, -1), keepdims=True)
+                              for v in (w * a, g * a, by_w * g))
+    size = operator_named("det")(x)
+    by_x = (along_w * along_g - both) * a - along_g * by_w - along_w * by_g + matmul(
+        matmul(by_w, _t(g)), a) + matmul(matmul(by_g, _t(w)), a)
+    return [reshape(size, shape=(*size.shape, 1, 1)) * by_x, cofactors_along(x, g)]
+
+
+@primitive(family="", infer=lambda x, w: x, reference=_by_numpy(_cofactors_along_numpy),
+           grad=_cofactors_along_grad, host=True)
+def cofactors_along(x: Any, w: Any, *, out: TensorType) -> Any:
+    """how cofactors of x change along w, and how their sum by weights w changes: it is symmetric"""
 
 
 # ---------------------------------------------------------------- symmetric matrices

@@ -40,9 +40,8 @@ def _det_numpy(x: np.ndarray, *, out: TensorType) -> np.ndarray:
 def _det_grad(node: Node, g: Value) -> list[Value | None]:
     (x,) = node.inputs
     assert x is not None
-    scaled = g * node.outputs[0]
-    transposed = operator_named("matrix_transpose")(operator_named("inv")(x))
-    return [operator_named("reshape")(scaled, shape=(*scaled.shape, 1, 1)) * transposed]
+    each = operator_named("reshape")(g, shape=(*g.shape, 1, 1))
+    return [each * operator_named("cofactors")(x)]
 
 
 @primitive(family="linalg", infer=_det_type, reference=_det_numpy, grad=_det_grad, loops=True)

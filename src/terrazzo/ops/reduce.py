@@ -12,11 +12,11 @@ from terrazzo.base.scalar import REDUCTIONS, Scalar, call
 from terrazzo.base.scalar import cast as cast_scalar
 from terrazzo.base.scalar import reduce as reduce_scalar
 from terrazzo.base.shapes import Shape, dims_text, normalize_axes, num_elements
-from terrazzo.dtypes import DType, as_dtype, bool_, default_float, int64, uint64
+from terrazzo.dtypes import DType, as_dtype, bool_, default_float, float64, int64, uint64
 from terrazzo.errors import ArgumentError, DTypeError, ShapeError, user_location
 from terrazzo.expr.ir import Tensor, compute, reduce_axis
 from terrazzo.graph.applying import as_value
-from terrazzo.graph.ir import Node, TensorType, Value
+from terrazzo.graph.ir import Node, TensorType, Value, operator_named
 from terrazzo.index import Index
 from terrazzo.ops.creation import arange, full
 from terrazzo.ops.define import operator, primitive
@@ -34,10 +34,11 @@ from terrazzo.ops.elementwise import (
     maximum,
     not_equal,
     power,
+    sign,
     sqrt,
     where,
 )
-from terrazzo.ops.shape import reshape
+from terrazzo.ops.shape import permute_dims, reshape
 
 Axes = int | tuple[int, ...] | None
 
@@ -156,16 +157,36 @@ def _sum_grad(node: Node, g: Value) -> list[Value | None]:
 
 
 def _prod_grad(node: Node, g: Value) -> list[Value | None]:
-    """The product of the others: all over x, unless x is the only zero among them."""
     x, axis = node.inputs[0], node.attrs["axis"]
     assert x is not None
-    wide = widened(x)
-    is_zero = equal(wide, 0)
+    return [widened(spread(g, x, axis)) * product_of_others(widened(x), axis=axis)]
+
+
+def _product_of_others_grad(node: Node, g: Value) -> list[Value | None]:
+    """What comes before an element times what comes after it: unlike the body, smooth at zeros."""
+    from terrazzo.graph.autodiff import gradients
+
+    x, cumulative = node.inputs[0], operator_named("cumulative")
+    assert x is not None
+    axes = normalize_axes(node.attrs["axis"], x.ndim)
+    order = (*(d for d in range(x.ndim) if d not in axes), *axes)
+    line = reshape(permute_dims(x, axes=order), shape=(
+        *(x.shape[d] for d in order if d not in axes), reduced_size(x.shape, axes)))
+    before, after = (cumulative(line, op="mul", axis=-1, exclusive=True, reverse=reverse)
+                     for reverse in (False, True))
+    others = reshape(before * after, shape=tuple(x.shape[d] for d in order))
+    back = permute_dims(others, axes=tuple(order.index(d) for d in range(x.ndim)))
+    return gradients([back], [g], [x])
+
+
+@operator(family="", grad=_product_of_others_grad)
+def product_of_others(x: Any, *, axis: Axes) -> Any:
+    """for each element the product of the others: all over x, unless x is the only zero"""
+    is_zero = equal(x, 0)
     zeros = sum_(is_zero, axis=axis, keepdims=True)
-    rest = prod(where(is_zero, 1, wide), axis=axis, keepdims=True)
-    others = where(equal(zeros, 0), rest / where(is_zero, 1, wide),
-                   where(bitwise_and(is_zero, equal(zeros, 1)), rest, 0))
-    return [widened(spread(g, x, axis)) * others]
+    rest = prod(where(is_zero, 1, x), axis=axis, keepdims=True)
+    return where(equal(zeros, 0), rest / where(is_zero, 1, x),
+                 where(bitwise_and(is_zero, equal(zeros, 1)), rest, 0))
 
 
 @primitive(family="reduce", kind="reduce", infer=_sum_type, reference=_fold_numpy("add"),
@@ -286,6 +307,8 @@ def wide_mean(x: Value, axis: Axes, keepdims: bool = True) -> Value:
 def mean(x: Any, *, axis: Axes = None, keepdims: bool = False) -> Any:
     """the mean along axes; integers give floats"""
     exact = x if x.dtype.is_integer or x.dtype.is_bool else widened(x)
+    if x.dtype in (int64, uint64):
+        exact = astype(x, dtype=float64)  # nothing wider could hold a sum of large ones
     return in_type(wide_mean(exact, axis, keepdims), float_type(x.dtype))
 
 
@@ -377,6 +400,24 @@ def logsumexp(x: Any, *, axis: Axes = None, keepdims: bool = False) -> Any:
     return in_type(in_shape(total, reduced_shape(x.shape, axis, keepdims)), float_type(x.dtype))
 
 
+def _power_norm_grad(node: Node, g: Value) -> list[Value | None]:
+    """(size / norm) ** (ord - 1) in the direction of x; a zero has no direction, so 0 there."""
+    x, axis, ord = node.inputs[0], node.attrs["axis"], node.attrs["ord"]
+    assert x is not None
+    norm = spread(node.outputs[0], x, axis)
+    some = not_equal(norm, 0)
+    moves = bitwise_and(not_equal(x, 0), some)
+    scale = power(where(some, norm, 1), 1 - ord)  # one a row
+    share = scale * power(absolute(where(moves, x, 1)), ord - 1)
+    return [spread(g, x, axis) * sign(x) * where(moves, share, 0)]
+
+
+@operator(family="", grad=_power_norm_grad)
+def power_norm(x: Any, *, axis: Axes, keepdims: bool, ord: float) -> Any:
+    """the norm of an order that is neither 0 nor infinite, in the type of the arithmetic"""
+    return power(sum_(power(absolute(x), ord), axis=axis, keepdims=keepdims), 1.0 / ord)
+
+
 @operator(family="reduce")
 def vector_norm(x: Any, *, axis: Axes = None, keepdims: bool = False, ord: float = 2) -> Any:
     """the norm of all elements along axes taken as one vector; ord is 1, 2, inf or any other"""
@@ -395,5 +436,5 @@ def vector_norm(x: Any, *, axis: Axes = None, keepdims: bool = False, ord: float
     elif ord == 2:
         norm = _safe_sqrt(sum_(wide * wide, axis=axis, keepdims=keepdims))
     else:
-        norm = power(sum_(power(absolute(wide), ord), axis=axis, keepdims=keepdims), 1.0 / ord)
+        norm = power_norm(wide, axis=axis, keepdims=keepdims, ord=ord)
     return in_type(norm, float_type(x.dtype))
