@@ -8,9 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from terrazzo.errors import IndexOutOfRange, ModelError
-from terrazzo.frontends.onnx.session.host_ops import HOST_OPS
+from terrazzo.frontends.onnx.session.host_ops import HOST_OPS, NodeAttributes
+from terrazzo.frontends.onnx.session.re2 import python_pattern
 
 pytestmark = pytest.mark.onnx
 
@@ -187,8 +189,7 @@ def test_string_concat() -> None:
 
 
 @pytest.mark.parametrize("attributes", [
-    {}, {"delimiter": ""}, {"delimiter": ","}, {"delimiter": ",", "maxsplit": 1}, {"maxsplit": 1}],
-    ids=str)
+    {}, {"delimiter": ""}, {"delimiter": ","}, {"delimiter": ",", "maxsplit": 1}], ids=str)
 def test_string_split(attributes: dict[str, Any]) -> None:
     x = np.array([["a,b  c", " one two "], ["z", ",,"]], object)
     check("StringSplit", x, outputs=2, **attributes)
@@ -237,3 +238,125 @@ def test_constants_and_equality_of_strings() -> None:
     assert host("Constant", value_strings=["a", "b"])[0].tolist() == ["a", "b"]
     (found,) = host("Equal", np.array([["a"], ["b"]], object), np.array(["a", "c"], object))
     assert found.tolist() == [[True, False], [False, False]] and found.dtype == bool
+
+
+def texts(*items: Any) -> np.ndarray:
+    return np.array(items, object)
+
+
+@pytest.mark.parametrize("maxsplit, expected", [
+    (-1, ["a", "b", "c"]), (0, ["a  b c"]), (1, ["a", "b c"]), (2, ["a", "b", "c"])])
+def test_blanks_at_the_end_belong_to_no_piece(maxsplit: int, expected: list[str]) -> None:
+    """As in onnxruntime; onnx's evaluator leaves them to the rest that is not split."""
+    pieces, counts = host("StringSplit", texts(" a  b c ", "  "), maxsplit=maxsplit)
+    assert pieces.tolist() == [expected, [""] * len(expected)]
+    assert counts.tolist() == [len(expected), 0]
+
+
+@pytest.mark.parametrize("pattern, fits, other", [
+    (r"\w+", ["a_1"], ["ä", "a b", ""]), (r"\W", ["ä", " "], ["a"]), (r"\d+", ["12"], ["٣"]),
+    (r"\s", [" ", "\n"], ["\v", "\xa0"]), (r"[\s\d]+", [" 1"], ["\v", "٣"]),
+    (r"[\Wx]+", ["ä x"], ["y"]), ("[[:alpha:]_]+", ["aZ_"], ["ä", "1", ":"]),
+    ("[[:^alpha:]]", ["ä", "1"], ["a"]), ("[^[:space:]x]+", ["ab"], ["a\v", "x"]),
+    ("[[:punct:]]+", ["[]\\^-~!"], ["a"]), ("(?i)ä", ["ä", "Ä"], ["a"]), ("[[a]+", ["[a"], ["b"]),
+    ("[]a]+", ["a]"], ["["]), ("[:al]+", [":al"], ["[", "b"]), (r"a\z", ["a"], ["az"]),
+    (r"\\w", [r"\w"], ["a"]), (r".*\bb.*", ["a b", "äb"], ["ab"]),
+])
+def test_patterns_are_those_of_re2(pattern: str, fits: list[str], other: list[str]) -> None:
+    (found,) = host("RegexFullMatch", texts(*fits, *other), pattern=pattern)
+    assert found.dtype == bool and found.tolist() == [True] * len(fits) + [False] * len(other)
+
+
+def test_a_pattern_with_a_class_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ModelError, match="foo"):
+        host("RegexFullMatch", texts("a"), pattern="[[:foo:]]")
+    assert python_pattern("[a-z]+(x|y)[^0-9]") == "[a-z]+(x|y)[^0-9]"
+
+
+def test_tokens_by_patterns_of_re2() -> None:
+    for options in ({"tokenexp": r"\w+"}, {"separators": [r"[^[:alnum:]]"]}):
+        (found,) = HOST_OPS["com.microsoft", "Tokenizer"](
+            {"mark": 0, "mincharnum": 1, "pad_value": "#", **options}, 1, [texts("Äb 1", "c")])
+        assert found.tolist() == [["b", "1"], ["c", "#"]]
+
+
+# ---------------------------------------------------------------- strings that move
+@pytest.mark.parametrize("to, text, expected", [
+    ("UINT8", "300", 44), ("UINT8", "-3", 253), ("INT8", "300", 44), ("INT16", "-40000", 25536),
+    ("INT32", "3000000000", -1294967296), ("UINT64", "-3", 2**64 - 3), ("BOOL", "-1", True),
+    ("INT64", "-9223372036854775808", -2**63), ("UINT64", str(2**64 - 1), 2**64 - 1),
+    ("INT64", "0x10", 0), ("FLOAT", "0x10", 16), ("DOUBLE", " -0X1.8p-1z", -0.75),
+    ("FLOAT", "0x", 0), ("FLOAT", "0x.8", 0.5),
+])
+def test_strings_become_numbers_as_in_c(to: str, text: str, expected: Any) -> None:
+    (found,) = host("Cast", texts(text), to=TensorProto.DataType.Value(to))
+    assert found.tolist() == [expected]
+    assert found.dtype == {"FLOAT": "float32", "DOUBLE": "float64"}.get(to, to.lower())
+
+
+@pytest.mark.parametrize("to, number", [("INT64", 2**63), ("INT8", 2**63), ("UINT8", 2**64)])
+def test_integers_beyond_64_bits_are_refused(to: str, number: int) -> None:
+    with pytest.raises(ModelError, match="beyond 64 bits"):
+        host("Cast", texts(str(number)), to=TensorProto.DataType.Value(to))
+
+
+@pytest.mark.parametrize("start, end, expected", [
+    (-5, -10, ["a"]), (-1, -10, ["c", "b", "a"]), (9, 0, ["c", "b"]), (-5, 0, [])])
+def test_slices_of_strings_that_go_back(start: int, end: int, expected: list[str]) -> None:
+    for x, wanted in ((texts("a", "b", "c"), expected), (texts(), [])):
+        (found,) = host("Slice", x, *(np.array([n]) for n in (start, end, 0, -1)))
+        assert found.tolist() == wanted
+
+
+def test_gather_and_scatter_of_elements_do_not_stretch() -> None:
+    x = texts("a", "b", "c", "d").reshape(2, 2)
+    for axis, at, gathered, scattered in [
+            (1, [[1, -2]], [["b", "a"]], [["1", "0"], ["c", "d"]]),
+            (0, [[1], [0]], [["c"], ["a"]], [["1", "b"], ["0", "d"]]),
+            (-1, [[0]], [["a"]], [["0", "b"], ["c", "d"]])]:
+        places, new = np.array(at), texts("0", "1")[:np.size(at)].reshape(np.shape(at))
+        assert host("GatherElements", x, places, axis=axis)[0].tolist() == gathered
+        assert host("ScatterElements", x, places, new, axis=axis)[0].tolist() == scattered
+    assert x.tolist() == [["a", "b"], ["c", "d"]]
+
+
+def test_equal_parts_are_as_many_as_there_are_outputs() -> None:
+    split = HOST_OPS["", "Split"]
+    parts = split(NodeAttributes({}, 3), 13, [texts(*"abcdef")])
+    assert [p.tolist() for p in parts] == [["a", "b"], ["c", "d"], ["e", "f"]]
+    with pytest.raises(ModelError, match="not equal"):
+        split(NodeAttributes({}, 4), 13, [texts(*"abcdef")])
+    parts = split(NodeAttributes({"num_outputs": 4}, 4), 18, [texts(*"abcde")])
+    assert [p.tolist() for p in parts] == [["a", "b"], ["c", "d"], ["e"], []]
+
+
+def test_unique_rows_and_columns_of_strings() -> None:
+    x = texts("b", "a", "b", "a", "b", "A").reshape(3, 2)
+    found, first, inverse, counts = host("Unique", x, axis=1)
+    assert found.tolist() == [["a", "b"], ["a", "b"], ["A", "b"]]
+    assert (first.tolist(), inverse.tolist(), counts.tolist()) == ([1, 0], [1, 0], [1, 1])
+    found, first, inverse, counts = host("Unique", x, axis=0, sorted=0)
+    assert found.tolist() == [["b", "a"], ["b", "A"]]
+    assert (first.tolist(), inverse.tolist(), counts.tolist()) == ([0, 2], [0, 0, 1], [2, 1])
+
+
+@pytest.mark.parametrize("shape, axis, expected", [((0, 2), 1, (0, 2)), ((2, 0), 1, (2, 0)),
+                                                   ((0, 2), 0, (1, 0)), ((3, 0, 2), -1, (0, 2)),
+                                                   ((3, 0, 2), 3, (0, 1))])
+def test_flatten_of_no_strings(shape: tuple[int, ...], axis: int, expected: tuple[int, ...]
+                               ) -> None:
+    assert host("Flatten", np.zeros(shape, object), axis=axis)[0].shape == expected
+
+
+def test_one_hot_of_strings_and_numbers() -> None:
+    at, depth = np.array([0, 2, -1, 3]), np.array([3])
+    (found,) = host("OneHot", at, depth, texts("no", "yes"))
+    assert found.tolist() == [["yes", "no", "no"], ["no", "no", "yes"], ["no", "no", "yes"],
+                              ["no", "no", "no"]]
+    assert found.dtype == object
+    check("OneHot", at, np.array(3), np.array([-1, 5], np.float32), axis=0)
+    check("OneHot", at.reshape(2, 2), np.array(3), np.array([-1, 5], np.float32), axis=1)
+
+
+def test_squeeze_of_strings_without_axes() -> None:
+    assert host("Squeeze", texts("a").reshape(1, 1), np.zeros(0, np.int64))[0].tolist() == "a"

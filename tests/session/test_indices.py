@@ -95,6 +95,39 @@ def test_a_branch_that_is_not_taken_may_hold_an_index_outside() -> None:
     np.testing.assert_array_equal(session.run({"c": np.array(False), **given})[0], X)
 
 
+def test_constants() -> None:
+    """What is known when a model is loaded is refused then, where nothing is left to run."""
+    weights = {"x": X, "i": np.array([1, 5])}
+    for step, given in [(node("Gather", "x i", "y"), {}),
+                        (node("Gather", "s i", "y"), {"z": (3, 4)})]:
+        proto = model([*[node("Shape", "z", "s")] * bool(given), step], given, ["y"], weights,
+                      kinds={"y": INT64} if given else {})
+        with pytest.raises(IndexFault, match=r"index 5 is out of bounds[^(]*\(Gather"):
+            Session(proto)
+    weights["i"] = np.array([1, -3])
+    (found,) = Session(model([node("Gather", "x i", "y")], {}, ["y"], weights)).run({})
+    np.testing.assert_array_equal(found, X[[1, 0]])
+
+
+@pytest.mark.parametrize("outside", ["Identity", "NonZero"])
+def test_constants_in_a_branch_that_is_not_taken(outside: str) -> None:
+    """Branches that are compiled with the rest, and those that the host chooses from."""
+    def branch(steps: list[Any], out: str) -> onnx.GraphProto:
+        return helper.make_graph(steps, out, [], [helper.make_tensor_value_info(out, INT64, None)])
+
+    step = helper.make_node(
+        "If", ["c"], ["y"],
+        then_branch=branch([node("Gather", "k i", "g"), node(outside, "g", "t")], "t"),
+        else_branch=branch([node("Identity", "k", "e")], "e"))
+    session = Session(model([step], {"c": ()}, ["y"], {"k": np.arange(3), "i": np.array([1, 7])},
+                            kinds={"c": BOOL, "y": INT64}))
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run({"c": np.array(False)})[0], [0, 1, 2])
+    if outside == "NonZero":  # the branch is a block of its own, which looks when it is run
+        with pytest.raises(IndexFault, match="index 7 "):
+            session.run({"c": np.array(True)})
+
+
 def test_between_steps_of_the_host() -> None:
     """Blocks with the host between them look as well."""
     steps = [node("NonZero", "x", "at"), node("Shape", "at", "s"),

@@ -39,6 +39,27 @@ def serve(proto: onnx.ModelProto, calls: Iterable[Feeds], most: int) -> Session:
 
 
 # ---------------------------------------------------------------- names that mean the same
+def test_a_size_of_zero_is_not_divided_out(rng: np.random.Generator) -> None:
+    """n*m elements are k*m where m is 0, whatever n and k are."""
+    steps = [node("Shape", "w", "s"), node("Reshape", "x s", "y", allowzero=1)]
+
+    def calls() -> Iterable[Feeds]:
+        for x, w in [((3, 2), (3, 2)), ((3, 0), (2, 0)), ((5, 0), (1, 0)), ((4, 3), (4, 3))]:
+            yield {"x": rng.standard_normal(x, np.float32), "w": np.zeros(w, np.float32)}
+
+    serve(model(steps, {"x": ("n", "m"), "w": ("k", "m")}, ["y"]), calls(), most=3)
+
+
+def test_a_slice_that_goes_back_from_before_the_first_element() -> None:
+    proto = model([node("Slice", "x from to zero step", "y")], {"x": ("n",)}, ["y"], {
+        "from": np.array([-5]), "to": np.array([-10]), "zero": np.array([0]),
+        "step": np.array([-1])})
+    session = Session(proto)
+    for n, expected in [(3, [0]), (7, [2, 1, 0]), (1, [0]), (0, []), (12, [7, 6, 5, 4, 3])]:
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(session.run({"x": x})[0], expected)
+
+
 def cached_attention(key: str, value: str, mask: str, batches: tuple[str, str]
                      ) -> onnx.ModelProto:
     """One head with a cache; the exporter's names for the sizes of keys, values and mask."""

@@ -90,6 +90,7 @@ _COORDINATES: dict[str, Callable[[_Axis, Any], Any]] = {
     "pytorch_half_pixel": _pytorch_half_pixel,
     "align_corners": _align_corners,
     "asymmetric": lambda axis, y: y / axis.scale,
+    "tf_half_pixel_for_nn": lambda axis, y: (y + 0.5) / axis.scale,  # of ONNX 11 and 12
     "tf_crop_and_resize": _crop,
 }
 

@@ -116,3 +116,10 @@ def test_a_range_without_steps_is_refused() -> None:
 def test_a_shape_below_nothing_is_refused() -> None:
     with pytest.raises(AssertionError, match="asked for the shape"):
         run("ConstantOfShape", [ints(2, -3)], opset=9)
+
+
+def test_range_of_microsoft_steps_by_one_unless_told() -> None:
+    (y,) = run("Range", [np.array(1), np.array(4)], domain="com.microsoft")
+    np.testing.assert_array_equal(y, [1, 2, 3])
+    (y,) = run("Range", [np.array(5), np.array(0), np.array(-2)], domain="com.microsoft")
+    np.testing.assert_array_equal(y, [5, 3, 1])

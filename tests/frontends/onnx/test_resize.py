@@ -146,3 +146,20 @@ def test_a_scale_that_is_not_exact_needs_sizes() -> None:
                   {"scales": np.array([1, 2.6], np.float32)})
     with pytest.raises(AssertionError, match="resize needs to know axis 1"):
         check_symbolic(proto, {"x": ("n", "h")}, {}, _SIZES)
+
+
+@pytest.mark.parametrize("opset", [11, 12])
+@pytest.mark.parametrize("options, rows", [
+    ({"mode": "nearest"}, [[0, 1, 1, 2, 2, 2], *[[3, 4, 4, 5, 5, 5]] * 3]),
+    ({"mode": "nearest", "nearest_mode": "floor"},
+     [*[[0, 0, 1, 1, 2, 2]] * 2, *[[3, 3, 4, 4, 5, 5]] * 2]),
+    ({"mode": "nearest", "nearest_mode": "ceil"}, [[4, 4, 5, 5, 5, 5]] * 4),
+    ({"mode": "linear"}, [[1, 1.5, 2, 2.5, 2.75, 2.75], [2.5, 3, 3.5, 4, 4.25, 4.25],
+                          *[[3.25, 3.75, 4.25, 4.75, 5, 5]] * 2]),
+], ids=str)
+def test_half_pixels_of_tensorflow_in_all_modes(opset: int, options: dict[str, str],
+                                                rows: list[list[float]]) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(1, 1, 2, 3)
+    (y,) = run("Resize", [x, EMPTY, np.array([1, 1, 2, 2], np.float32)], opset=opset,
+               coordinate_transformation_mode="tf_half_pixel_for_nn", **options)
+    np.testing.assert_allclose(y[0, 0], rows)

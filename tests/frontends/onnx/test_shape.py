@@ -71,6 +71,11 @@ def test_squeeze_of_unknown_sizes_is_refused() -> None:
         shapes_of(one_node("Squeeze", [counted(1, 3)]), {"x0": (1, n)}, {})
 
 
+def test_squeeze_of_axes_that_are_none() -> None:
+    (y,) = run("Squeeze", [counted(1, 3, 1), ints()])
+    np.testing.assert_array_equal(y, [0, 1, 2])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "int8", "bool", "uint64"])
 def test_transpose_keeps_the_type(dtype: str) -> None:
     check("Transpose", [counted(2, 3, 4, dtype=dtype)], perm=[1, 2, 0])
@@ -125,6 +130,18 @@ def test_slice_clamps_as_numpy_does(start: int, end: int, step: int) -> None:
     x = counted(2, 5)
     (y,) = run("Slice", [x, ints(start), ints(end), ints(1), ints(step)], opset=13)
     np.testing.assert_array_equal(y, x[:, slice(start, end, step)])
+
+
+@pytest.mark.parametrize("start, end, step, expected", [
+    (-5, -10, -1, [0]), (-LAST, -LAST, -1, [0]), (-4, -10, -2, [0]), (-3, -10, -1, [0]),
+    (-5, 0, -1, []), (-2, -10, -1, [1, 0]),
+])
+def test_going_back_a_start_before_the_first_element_is_the_first(
+        start: int, end: int, step: int, expected: list[int]) -> None:
+    (y,) = run("Slice", [counted(3), ints(start), ints(end), ints(0), ints(step)], opset=13)
+    np.testing.assert_array_equal(y, expected)
+    (y,) = run("Slice", [counted(0), ints(start), ints(end), ints(0), ints(step)], opset=13)
+    assert y.shape == (0,)
 
 
 @pytest.mark.parametrize("opset", [7, 10, 11, 13])

@@ -117,3 +117,15 @@ def test_moved_windows(rng: np.random.Generator) -> None:
 def test_image_files_are_left_to_others() -> None:
     x = np.zeros(10, np.uint8)
     assert "decodes" in str(imported(one_node("ImageDecoder", [x], opset=20), {"x0": x}).put_off[0])
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_grid_sample_of_microsoft(rng: np.random.Generator, mode: str, padding: str) -> None:
+    x, grid = rng.random((2, 3, 4, 5)), rng.random((2, 3, 4, 2)) * 2.4 - 1.2
+    inputs = [a.astype(np.float32) for a in (x, grid)]
+    options = {"padding_mode": padding, "align_corners": 1}
+    later = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)  # as version 20 says it
+    wanted = reference("GridSample", inputs, opset=20, mode=later, **options)
+    check("GridSample", inputs, expected=wanted, domain="com.microsoft", rtol=1e-4, atol=1e-5,
+          mode=mode, **options)

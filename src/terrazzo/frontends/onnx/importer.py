@@ -35,7 +35,7 @@ from terrazzo.graph import evaluate
 from terrazzo.graph.applying import as_value
 from terrazzo.graph.ir import Graph, Node, TensorType, Value, operator_named
 from terrazzo.graph.patterns import constant_array
-from terrazzo.graph.reach import Reach, collecting
+from terrazzo.graph.reach import Reach, collecting, fault, outside
 from terrazzo.graph.scopes import trace_scope
 from terrazzo.index import IndexExpr, Var, free_vars
 from terrazzo.index.guards import Guard, asking
@@ -324,6 +324,8 @@ def _import_once(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
     constants = {n: a for n, v in values.items() if (a := constant_array(v)) is not None}
     results = [n for n in results if n not in constants]
     reaches = heard.reaches if results else ()
+    if not results:
+        _look_now(heard.reaches)
     graph = Graph(name, (), (*(values[n] for n in results), *(r.places for r in reaches)))
     used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
     guards = assumed.all
@@ -340,6 +342,16 @@ def _import_once(nodes: Sequence[tuple[int, Any]], opsets: Mapping[str, int],
                     frozenset(needed), constants, guards,
                     {n: v.type for n, v in inputs.items()},
                     {n: importer.sizes[n] for n in results if n in importer.sizes}, reaches)
+
+
+def _look_now(reaches: Sequence[Reach]) -> None:
+    """Refuse constant indices that point outside, where no code is made that could look."""
+    known = [r for r in reaches if _depends_on_constants(r.places, set())
+             and not _sizes_in([r.low, r.size])]
+    if known:
+        (word,) = evaluate.run(Graph("outside", (), (outside(known),)), [])
+        if word:
+            raise fault(int(word), [(r.low, r.size, r.where) for r in known], {})
 
 
 def _showing(sizes: set[Var], names: set[str], shapes: Mapping[str, Shape]) -> set[str]:

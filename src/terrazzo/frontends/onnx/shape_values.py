@@ -159,10 +159,13 @@ def _slice(inputs: Arrays, node: Node) -> np.ndarray:
     starts, ends, axes, steps = [*bounds, None, None][:4]
     keys = [slice(None)] * data.ndim
     for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        step = 1 if steps is None else steps[k]
-        # Python counts an end before the first element from the back, so it is left out.
-        stop = None if step < 0 and end < -data.shape[k if axes is None else axes[k]] else end
-        keys[k if axes is None else axes[k]] = slice(start, stop, step)
+        step, axis = 1 if steps is None else steps[k], k if axes is None else axes[k]
+        n, stop = data.shape[axis], end
+        if step < 0:
+            # A start before the first element is the first one. Python counts an end there from
+            # the back, so it is left out.
+            start, stop = max(start, -n), None if end < -n else end
+        keys[axis] = slice(start, stop, step)
     return data[tuple(keys)]
 
 
@@ -177,7 +180,7 @@ def _split(inputs: Arrays, node: Node) -> list[np.ndarray]:
 
 def _squeeze(inputs: Arrays, node: Node) -> np.ndarray:
     axes = _axes(inputs, node)
-    return np.squeeze(inputs[0], None if axes is None else tuple(axes))
+    return np.squeeze(inputs[0], tuple(axes) if axes else None)
 
 
 def _reshape(inputs: Arrays, node: Node) -> np.ndarray:

@@ -94,6 +94,9 @@ class Assumed(Questions):
             solution = solved(left, right)
             if solution is not None:
                 var, value = solution
+                if self.at_hand and not Guard("==", var, value).holds(self.sizes):
+                    self.guards[guard] = None  # `n*m == k*m`, and n is not k: m is 0
+                    return
                 self._replace(var, value)
                 if var.lo and not proves_le(var.lo, value):  # a bound that was learned before
                     self._keep(Guard("<=", var.lo, value))

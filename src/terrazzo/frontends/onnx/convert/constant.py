@@ -50,7 +50,8 @@ def constant_of_shape(call: Call) -> Value:
 
 @converts("Range")
 def range_(call: Call) -> Value:
-    start, limit, delta = (_bound(call, i) for i in range(3))
+    start, limit = (_bound(call, i) for i in range(2))
+    delta = _bound(call, 2) if call.has(2) else 1  # com.microsoft's may leave it out
     dtype = call.value(0).dtype
     if not isinstance(delta, IndexExpr) and delta == 0:
         call.unsupported("has a delta of 0")

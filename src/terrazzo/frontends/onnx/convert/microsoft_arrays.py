@@ -34,7 +34,7 @@ def _known(call: Call, size: Index, what: str) -> int:
     return size
 
 
-@converts("GatherND", "Pad", domain=MICROSOFT)
+@converts("GatherND", "GridSample", "Pad", "Range", domain=MICROSOFT)
 def as_in_onnx(call: Call) -> Result:
     """What became an operator of ai.onnx later."""
     converter = find("", call.node.op_type, 13)

@@ -78,9 +78,6 @@ def later_resize(call: Call) -> Result:
     scales = _numbers(call, 2) if call.has(2) else ()
     sizes = tuple(call.sizes(3)) if call.has(3) and not scales else None
     where = call.attr("coordinate_transformation_mode", "half_pixel")
-    nearest = call.attr("nearest_mode", "round_prefer_floor")
-    if where == "tf_half_pixel_for_nn" and nearest == "floor":  # of versions 11 and 12
-        where, nearest = "half_pixel", "round_prefer_ceil"  # half an element less, and half more
     crops = where == "tf_crop_and_resize"
     axes = call.attr("axes")
     shape = x.shape if axes is None else tuple(x.shape[a] for a in axes)
@@ -89,7 +86,7 @@ def later_resize(call: Call) -> Result:
     return resize(
         x, sizes=sizes, scales=scales or None, axes=None if axes is None else tuple(axes),
         mode=call.attr("mode", "nearest"), coordinate_transformation_mode=where,
-        nearest_mode=nearest,
+        nearest_mode=call.attr("nearest_mode", "round_prefer_floor"),
         cubic_coeff_a=call.attr("cubic_coeff_a", -0.75),
         exclude_outside=bool(call.attr("exclude_outside", 0)),
         antialias=bool(call.attr("antialias", 0)), roi=_numbers(call, 1) if crops else None,

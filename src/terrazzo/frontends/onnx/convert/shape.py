@@ -65,7 +65,7 @@ def flatten(call: Call) -> Value:
 
 @converts("Squeeze")
 def squeeze(call: Call) -> Value:
-    x, axes = call.value(0), axes_of(call, 1, since=13)
+    x, axes = call.value(0), axes_of(call, 1, since=13) or None  # none at all are all of size 1
     if axes is None and any(isinstance(n, IndexExpr) for n in x.shape):
         call.unsupported("names no axes, and which sizes are 1 is not known")
     return s.squeeze(x, axis=None if axes is None else tuple(axes))
@@ -148,8 +148,9 @@ def _sliced(call: Call, starts: Sequence[Index], ends: Sequence[Index],
     for start, end, axis, step in zip(starts, ends, axes, steps):
         n = x.shape[axis]
         low, high = (0, n) if step > 0 else (-1, n - 1)
-        first, stop = (_clamped(e, n, low, high) for e in (start, end))
-        cuts[axis] = (first, stop, step)
+        # Going back, a start before the first element is the first one.
+        first = _clamped(start, n, low if step > 0 else minimum(0, high), high)
+        cuts[axis] = (first, _clamped(end, n, low, high), step)
     if all(step == 1 and a == 0 and proves_eq(b, n) for (a, b, step), n in zip(cuts, x.shape)):
         return x
     return s.slice_(x, starts=tuple(a for a, _, _ in cuts), stops=tuple(b for _, b, _ in cuts),

@@ -99,7 +99,8 @@ def host_step(node: Any, why: Reason, block: Block) -> HostStep:
     if missing is not None:
         raise ModelError(f"{node_text(node)} has no {missing}", where=setting.where or None)
     domain = "" if node.domain == "ai.onnx" else node.domain
-    attrs = NodeAttributes({a.name: attribute_value(a, setting.where) for a in node.attribute})
+    attrs = NodeAttributes({a.name: attribute_value(a, setting.where) for a in node.attribute},
+                           len(node.output))
     if not domain and node.op_type in CONTROL:
         try:
             return _Step(node, CONTROL[node.op_type](node, attrs, block))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from terrazzo.errors import IndexOutOfRange, ModelError, TerrazzoError
+from terrazzo.frontends.onnx.session.re2 import python_pattern
 from terrazzo.ops.boxes import non_max_suppression_padded
 
 Attrs = Mapping[str, Any]
@@ -60,8 +61,9 @@ def host_op(*operators: str, domain: str = "", makes: bool = False, steady: bool
 class NodeAttributes(dict[str, Any]):
     """The attributes of one node, and what was made of them once for all runs."""
 
-    def __init__(self, attrs: Attrs):
+    def __init__(self, attrs: Attrs, outputs: int = 1):
         super().__init__(attrs)
+        self.outputs = outputs  # how many the node has
         self.made: dict[str, Any] = {}
 
 
@@ -72,6 +74,11 @@ def once(attrs: Attrs, name: str, make: Callable[[], Any]) -> Any:
     if name not in attrs.made:
         attrs.made[name] = make()
     return attrs.made[name]
+
+
+def outputs_of(attrs: Attrs) -> int:
+    """How many outputs the node has whose attributes these are."""
+    return attrs.outputs if isinstance(attrs, NodeAttributes) else 1
 
 
 def given(inputs: Sequence[Any], i: int) -> Any:
@@ -123,10 +130,15 @@ def _unique(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     if axis is None:
         x, axis = x.reshape(-1), 0
     # Without an axis for numpy elements are compared by themselves, also of types it cannot cut.
+    by_axis = x.ndim > 1
+    words: Any = None
+    if by_axis and x.dtype.kind == "O":
+        words, ranks = np.unique(x, return_inverse=True)
+        x = ranks.reshape(x.shape)
     found, first, inverse, counts = np.unique(
         x, return_index=True, return_inverse=True, return_counts=True,
-        axis=None if x.ndim == 1 else axis)
-    inverse = inverse.reshape(-1)
+        axis=axis if by_axis else None)
+    found, inverse = found if words is None else words[found], inverse.reshape(-1)
     if not attrs.get("sorted", 1):
         order = np.argsort(first, kind="stable")
         found, first, counts = np.take(found, order, axis=axis), first[order], counts[order]
@@ -134,11 +146,13 @@ def _unique(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     return [found, *(a.astype(np.int64) for a in (first, inverse, counts))]
 
 
+@host_op("Range", domain="com.microsoft")
 @host_op("Range")
 def _range(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     dtype = np.asarray(inputs[0]).dtype
     kind: Any = int if dtype.kind in "iu" else float
-    start, limit, delta = (kind(number(i)) for i in inputs)
+    start, limit = (kind(number(i)) for i in inputs[:2])
+    delta = kind(number(given(inputs, 2), 1))  # com.microsoft's may leave it out
     if delta == 0:
         raise ModelError("Range has a delta of 0, and would never end")
     count = max(0, -((start - limit) // delta) if kind is int else
@@ -278,9 +292,11 @@ def _string_concat(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[An
 
 @host_op("StringSplit")
 def _string_split(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    x = np.asarray(inputs[0], object)
-    pieces = [text.split(attrs.get("delimiter") or None, attrs.get("maxsplit", -1)) if text else []
-              for text in x.reshape(-1)]
+    x, delimiter = np.asarray(inputs[0], object), attrs.get("delimiter") or None
+    texts = x.reshape(-1).tolist()
+    if delimiter is None:  # Python leaves the blanks at the end to the rest that is not split
+        texts = list(map(str.rstrip, texts))
+    pieces = [text.split(delimiter, attrs.get("maxsplit", -1)) if text else [] for text in texts]
     longest = max(map(len, pieces), default=0)
     padded = np.array([p + [""] * (longest - len(p)) for p in pieces], object)
     return [padded.reshape(*x.shape, longest),
@@ -289,7 +305,7 @@ def _string_split(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any
 
 @host_op("RegexFullMatch")
 def _regex_full_match(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
-    pattern = re.compile(attrs["pattern"])
+    pattern = once(attrs, "pattern", lambda: re.compile(python_pattern(attrs["pattern"])))
     return [_each_string(lambda text: pattern.fullmatch(text) is not None, inputs[0]).astype(bool)]
 
 

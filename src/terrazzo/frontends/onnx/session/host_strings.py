@@ -6,6 +6,7 @@ strings, is as onnxruntime has it: eight digits, and C's way to read the start o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
@@ -14,12 +15,21 @@ from typing import Any
 import numpy as np
 
 from terrazzo.errors import ModelError
-from terrazzo.frontends.onnx.session.host_ops import Attrs, given, host_op, once
+from terrazzo.frontends.onnx.session.host_ops import (
+    Attrs,
+    given,
+    host_op,
+    number,
+    once,
+    outputs_of,
+)
 from terrazzo.frontends.onnx.strings import NUMBERS, REFUSE, STRINGS, WORDS
 from terrazzo.frontends.onnx.types import STRING, dtype_of
 
 _FLOAT = re.compile(r"\s*([+-]?(?:inf(?:inity)?|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?))",
                     re.IGNORECASE)
+_HEXADECIMAL = re.compile(
+    r"\s*([+-]?0x(?:[\da-f]+\.?[\da-f]*|\.[\da-f]+)(?:p[+-]?\d+)?)", re.IGNORECASE)
 _INTEGER = re.compile(r"\s*([+-]?\d+)")
 
 
@@ -47,10 +57,28 @@ def spelled(value: Any) -> str:
 
 def read_number(text: str, whole: bool) -> Any:
     """The number that a text starts with."""
-    found = (_INTEGER if whole else _FLOAT).match(text)
+    found = _INTEGER.match(text) if whole else _HEXADECIMAL.match(text) or _FLOAT.match(text)
     if found is None:
         raise ModelError(f"Cast finds no number in the string {text!r}")
-    return int(found[1]) if whole else float(found[1])
+    if whole:
+        return int(found[1])
+    return float.fromhex(found[1]) if found.re is _HEXADECIMAL else float(found[1])
+
+
+def _read_bits(text: str, signed: bool) -> int:
+    """The 64 bits of an integer, as C's strtoll reads it, or strtoull."""
+    value = read_number(text, whole=True)
+    if not (-1 << 63 <= value < 1 << 63 if signed else abs(value) < 1 << 64):
+        raise ModelError(f"Cast finds an integer beyond 64 bits in the string {text!r}")
+    return int(value % (1 << 64))
+
+
+def _read(texts: Sequence[str], dtype: np.dtype[Any]) -> np.ndarray:
+    """Numbers that texts start with; of integers a narrower type has the lower bits, as in C."""
+    if dtype.kind in "iub":
+        bits = [_read_bits(t, dtype.kind == "i") for t in texts]
+        return np.array(bits, np.uint64).astype(dtype)
+    return np.array([read_number(t, whole=False) for t in texts], np.float64).astype(dtype)
 
 
 @host_op("Cast", "CastLike")
@@ -61,12 +89,9 @@ def _cast(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     if to_string:
         same = x.dtype.kind in "OUS"
         return [strings([str(v) if same else spelled(v) for v in x.reshape(-1).tolist()], x.shape)]
-    dtype = like.dtype if like is not None else dtype_of(attrs["to"]).np
-    if x.dtype.kind not in "OUS":
-        return [x.astype(dtype)]
-    whole = np.dtype(dtype).kind in "iub"
-    return [np.array([read_number(t, whole) for t in x.reshape(-1)], object).reshape(
-        x.shape).astype(dtype)]
+    dtype = np.dtype(like.dtype if like is not None else dtype_of(attrs["to"]).np)
+    return [_read(x.reshape(-1).tolist(), dtype).reshape(x.shape) if x.dtype.kind in "OUS"
+            else x.astype(dtype)]
 
 
 # ---------------------------------------------------------------- moving elements
@@ -86,7 +111,7 @@ def _reshape(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
 
 def _squeeze(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
     axes = _axes(attrs, inputs)
-    return np.squeeze(x) if axes is None else np.squeeze(x, tuple(axes))
+    return np.squeeze(x, tuple(axes)) if axes else np.squeeze(x)
 
 
 def _unsqueeze(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
@@ -94,8 +119,8 @@ def _unsqueeze(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray
 
 
 def _flatten(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
-    axis = attrs.get("axis", 1) % (x.ndim + 1) if attrs.get("axis", 1) < 0 else attrs.get("axis", 1)
-    return x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), -1)
+    axis = attrs.get("axis", 1)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 def _slice(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
@@ -108,14 +133,20 @@ def _slice(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
         n = x.shape[axis]
         start, end = (v + n if v < 0 else v for v in (start, end))
         cuts[axis] = slice(max(start, 0), max(end, 0), step) if step > 0 else slice(
-            min(start, n - 1), None if end < 0 else end, step)
+            min(max(start, 0), n - 1), None if end < 0 else end, step)
     return x[tuple(cuts)]
 
 
 def _gather_elements(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
-    axis = attrs.get("axis", 0)
+    return np.asarray(x[_places(attrs, inputs)])
+
+
+def _places(attrs: Attrs, inputs: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    """Where elements lie that indices name along an axis; numpy's own functions stretch these."""
     at = np.asarray(inputs[1])
-    return np.take_along_axis(x, np.where(at < 0, at + x.shape[axis], at), axis)
+    places: list[np.ndarray] = list(np.indices(at.shape, sparse=True))
+    places[attrs.get("axis", 0)] = at
+    return tuple(places)
 
 
 def _gather_nd(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
@@ -127,9 +158,8 @@ def _gather_nd(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray
 
 
 def _scattered(x: np.ndarray, attrs: Attrs, inputs: Sequence[Any]) -> np.ndarray:
-    made, at = x.copy(), np.asarray(inputs[1])
-    axis = attrs.get("axis", 0)
-    np.put_along_axis(made, np.where(at < 0, at + x.shape[axis], at), inputs[2], axis)
+    made = x.copy()
+    made[_places(attrs, inputs)] = inputs[2]
     return made
 
 
@@ -172,13 +202,22 @@ for _name, _mover in _MOVERS.items():
 def _split(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
     x, axis = np.asarray(inputs[0]), attrs.get("axis", 0)
     sizes = attrs.get("split") if given(inputs, 1) is None else np.asarray(inputs[1]).tolist()
-    if sizes is None:
-        count = attrs.get("num_outputs")
-        if count is None:
-            raise ModelError("Split of strings does not say into how many parts")
-        each = -(-x.shape[axis] // count)
-        sizes = [min(each, x.shape[axis] - each * i) for i in range(count)]
-    return np.split(x, np.cumsum(sizes)[:-1], axis=axis)
+    if sizes is not None:
+        return np.split(x, np.cumsum(sizes)[:-1], axis=axis)
+    n, count = x.shape[axis], attrs.get("num_outputs") or outputs_of(attrs)
+    if version < 18 and n % count:
+        raise ModelError(f"Split cuts {n} strings into {count} parts, which are not equal")
+    each = -(-n // count)
+    return np.split(x, [min(each * i, n) for i in range(1, count)], axis=axis)
+
+
+@host_op("OneHot", makes=True)
+def _one_hot(attrs: Attrs, version: int, inputs: Sequence[Any]) -> list[Any]:
+    at, depth = np.asarray(inputs[0]).astype(np.int64), int(number(inputs[1]))
+    if version >= 11:  # before, negative indices were outside
+        at = np.where(at < 0, at + depth, at)
+    hit = np.moveaxis(at[..., None] == np.arange(depth), -1, attrs.get("axis", -1))
+    return [np.asarray(inputs[2])[hit.astype(np.int64)]]
 
 
 # ---------------------------------------------------------------- names for numbers

@@ -16,11 +16,12 @@ import numpy as np
 from terrazzo.errors import ModelError
 from terrazzo.frontends.onnx.session.host_ops import Attrs, host_op, once
 from terrazzo.frontends.onnx.session.host_strings import Numbers, strings
+from terrazzo.frontends.onnx.session.re2 import python_pattern
 from terrazzo.frontends.onnx.strings import STRINGS, TOKENS
 
 # Numbers of all tokens of some texts one after the other, and how many each text has.
 Cut = tuple[np.ndarray, np.ndarray]
-_ONE_CLASS = re.compile(r"(\[[^\[\]\\]+\]|\\w)\+")  # runs of characters of one class
+_ONE_CLASS = re.compile(r"\[[^\[\]\\]+\]\+")  # runs of characters of one class
 _BETWEEN = "\0"
 _SPACES = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 
@@ -71,8 +72,8 @@ def _by_character(attrs: Attrs) -> bool:
 
 def _all_tokens(attrs: Attrs, numbers: Numbers) -> Callable[[list[str]], Cut]:
     """How texts are cut into the numbers of tokens: all at once, where that comes to the same."""
-    least, expression = max(attrs.get("mincharnum", 1), 1), attrs.get("tokenexp")
-    cut = _tokens(attrs)
+    least, cut = max(attrs.get("mincharnum", 1), 1), _tokens(attrs)
+    expression = python_pattern(attrs.get("tokenexp") or "")
 
     def one_by_one(texts: list[str]) -> Cut:
         return _numbered(_marked(attrs, list(map(cut, texts))), numbers)
@@ -81,7 +82,7 @@ def _all_tokens(attrs: Attrs, numbers: Numbers) -> Callable[[list[str]], Cut]:
         return _characters(numbers)
     if attrs.get("mark", 0):
         return one_by_one
-    if expression is not None and _ONE_CLASS.fullmatch(expression):
+    if _ONE_CLASS.fullmatch(expression):
         kept = re.compile(expression)
         if not any(map(kept.match, _SPACES)):
             return _words(numbers, kept, least, one_by_one)
@@ -153,9 +154,9 @@ def _tokens(attrs: Attrs) -> Callable[[str], list[str]]:
     if expression is None and list(separators or ()) == [""]:
         return list
     if expression is None:
-        patterns = [re.compile(s) for s in separators or ()]
+        patterns = [re.compile(python_pattern(s)) for s in separators or ()]
         return lambda text: _cut(text, patterns, least)
-    pattern = re.compile(expression, re.DOTALL)  # as onnxruntime's
+    pattern = re.compile(python_pattern(expression), re.DOTALL)  # as onnxruntime's
     if pattern.groups:
         return lambda text: [t for m in pattern.finditer(text) if len(t := m[0]) >= least]
     if least == 1:
