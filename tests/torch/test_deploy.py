@@ -124,6 +124,28 @@ def test_plain_functions(path: str) -> None:
     close(tz.load(path)(x.numpy()), torch.relu(x).sum(1))
 
 
+def test_parameters_of_functions_name_the_inputs(path: str) -> None:
+    rows = torch.export.Dim("rows", max=64)
+    tz.torch.export(lambda left, right: left - right, (torch.ones(4, 2), torch.ones(2)), path,
+                    dynamic_shapes={"left": {0: rows}, "right": {}})
+    session = ort.InferenceSession(path)
+    assert [i.name for i in session.get_inputs()] == ["left", "right"]
+    given = {"left": np.full((7, 2), 3, np.float32), "right": np.ones(2, np.float32)}
+    np.testing.assert_array_equal(session.run(None, given)[0], np.full((7, 2), 2))
+    tz.torch.export(torch.relu, (torch.ones(4),), path)  # written in C: tells no names
+    np.testing.assert_array_equal(tz.load(path)(np.full(4, -1, np.float32)), np.zeros(4))
+
+
+def test_a_size_is_no_result(path: str) -> None:
+    class Counted(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1, x.shape[0]
+
+    for sizes in (None, {"x": {0: torch.export.Dim("n")}}):
+        with pytest.raises(UnsupportedOperator, match="a result of the model is no tensor"):
+            tz.torch.export(Counted().eval(), (torch.ones(4),), path, dynamic_shapes=sizes)
+
+
 def test_channels_last_arguments_are_plain_arrays_later(path: str) -> None:
     net = nn.Conv2d(3, 8, 3).eval()
     x = torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last)
@@ -155,6 +177,7 @@ class Counting(nn.Module):
     (nn.Dropout().train(), ArgumentError, "training"),
     (_Named(lambda x: x[x > 0]), UnsupportedOperator, "contents of its inputs"),
     (_Named(lambda x: torch.linalg.eigvals(x)), UnsupportedOperator, "linalg_eig"),
+    (_Named(lambda x: torch.linalg.inv(x)), UnsupportedOperator, "error of its own"),
 ])
 def test_what_cannot_be_exported_says_why(path: str, net: Any, error: type[Exception], text: str
                                           ) -> None:

@@ -228,3 +228,20 @@ def test_sizes_that_vary() -> None:
         found = gradients(run, model, x.requires_grad_())
         for a, b in zip(found, wanted, strict=True):
             assert (a.double() - b).abs().max() <= 2e-5 * b.abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("size", [(4, 2), (4,), (3, 4, 2)])
+def test_what_may_fail_while_it_runs_has_a_gradient(size: tuple[int, ...]) -> None:
+    """Torch hands tokens of such calls from one to the next, in front of all results."""
+    torch.manual_seed(0)
+    batch = size[:-2] if len(size) > 2 else ()
+    found = []
+    a, b = torch.randn(*batch, 4, 4) + 4 * torch.eye(4), torch.randn(size)
+    torch._dynamo.reset()
+    for solve in (torch.compile(torch.linalg.solve, backend=backend.terrazzo),
+                  torch.linalg.solve):
+        matrix, right = a.clone().requires_grad_(), b.clone().requires_grad_()
+        y = solve(matrix, right)
+        y.square().sum().backward()
+        found.append((y.detach(), matrix.grad, right.grad))
+    torch.testing.assert_close(*found)

@@ -79,11 +79,12 @@ class _Function(torch.nn.Module):
 
     def __init__(self, function: Any):
         super().__init__()
-        self.function = function
+        self.forward: Any = partial(function)  # whose parameters name the inputs
+        try:
+            inspect.signature(function)
+        except ValueError:  # written in C, some of which tell no parameters
+            self.forward = lambda *args: function(*args)
         self.eval()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +158,10 @@ def _source(program: Any, input_names: Sequence[str], output_names: Sequence[str
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     inputs = [n for n in placeholders if kinds[n.name].kind is InputKind.USER_INPUT
               and isinstance(n.meta.get("val"), torch.Tensor)]
+    effect = next((n for n in graph.nodes if n.target is torch.ops.higher_order.with_effects), None)
+    if effect is not None:
+        raise UnsupportedOperator(f"{effect.args[1]} may raise an error of its own while it runs",
+                                  where=location(effect) or None, hint="such models run in torch")
     weights = {n: _weight(program, kinds[n.name]) for n in placeholders
                if kinds[n.name].kind is not InputKind.USER_INPUT}
     changed = [s.target for s in program.graph_signature.output_specs
@@ -165,7 +170,8 @@ def _source(program: Any, input_names: Sequence[str], output_names: Sequence[str
         raise UnsupportedOperator(f"the model changes {changed[0]} when it runs",
                                   hint="hand state in and out as arguments and results")
     results = [s.arg for s in program.graph_signature.output_specs]
-    found = [nodes[r.name] for r in results if getattr(r, "name", None) in nodes]
+    found = [nodes[r.name] for r in results if getattr(r, "name", None) in nodes
+             and isinstance(nodes[r.name].meta.get("val"), torch.Tensor)]
     if len(found) != len(results):
         raise UnsupportedOperator("a result of the model is no tensor")
     numbers, unbacked = sizes_of(program.graph_module)

@@ -33,7 +33,7 @@ def lay_saved(gm: GraphModule) -> None:
     if meta.num_symints_saved_for_bw != 0:  # sizes vary, or nobody knows what is saved
         return
     output = next(n for n in gm.graph.nodes if n.op == "output")
-    found = list(output.args[0])
+    found = list(output.args[0])[len(meta.tokens):]  # torch counts results without those of effects
     users = set(found[:meta.num_forward])  # a user sees how these lie
     last = _channels_last(gm)
     for node in found[meta.tensors_saved_for_backwards_slice]:
