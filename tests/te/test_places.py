@@ -120,3 +120,103 @@ def test_an_output_inside_tasks_is_never_seen_half_summed() -> None:
     s[a].compute_root()  # one after the other there is nobody to see it
     assert any(line.strip().startswith("a[") and "+=" in line
                for line in str(te.lower(s, [x, a, y])).splitlines())
+
+
+# ---------------------------------------------------------------- outputs inside of loops
+def refused(s: te.ScheduleBuilder, args: list[Any], message: str) -> None:
+    """When it is built, as for any stage: where its readers are may change until then."""
+    with pytest.raises(ScheduleError, match=message):
+        te.build(s, args, "interpreter")
+
+
+def test_an_output_that_another_stage_reads_before_its_loops() -> None:
+    x = te.placeholder((4,), name="x")
+    p = te.compute((4,), lambda i: x[i] + 1.0, name="p")
+    q = te.compute((4,), lambda i: p[3 - i] * 2.0, name="q")
+    r = te.compute((4,), lambda i: p[i] + q[i], name="r")
+    s = te.schedule(p, r)
+    s[p].compute_at(r, "i")
+    refused(s, [x, p, r], "p is computed at loop 'i' of r, but q reads it outside of that loop")
+
+
+@pytest.mark.parametrize("later", ["root", "inside"])
+def test_an_output_that_another_stage_reads_after_its_loops(later: str, check: Any) -> None:
+    x = te.placeholder((4,), name="x")
+    p = te.compute((4,), lambda i: x[i] + 1.0, name="p")
+    r = te.compute((4,), lambda i: p[i] * 3.0, name="r")
+    q = te.compute((4,), lambda i: p[3 - i] * 2.0, name="q")
+    y = te.compute((4,), lambda i: q[i] + r[i], name="y")
+    s = te.schedule(p, r, y)
+    s[p].compute_at(r, "i")
+    if later == "inside":
+        s[q].compute_at(y, "i")
+    data = np.arange(4, dtype="f")
+    check(s, [x, p, r, y], [data], data + 1, data * 3 + 3, data * 3 + 3 + (8 - data * 2))
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_one_output_of_a_tuple_inside_of_a_reader(after: bool, check: Any) -> None:
+    """What is no output is memory of the loop's own."""
+    x = te.placeholder((4,), name="x")
+    a, b = te.compute((4,), lambda i: (x[i] + 1.0, x[i] + 2.0), name="p")
+    r = te.compute((4,), lambda i: a[i] + b[i], name="r")
+    q = te.compute((4,), lambda i: (b if after else a)[3 - i] + r[i], name="q")
+    s = te.schedule(a, r, q)
+    s[a].compute_at(r, "i")
+    if after:
+        refused(s, [x, a, r, q], "but q reads it outside of that loop")
+    else:
+        data = np.arange(4, dtype="f")
+        check(s, [x, a, r, q], [data], data + 1, data * 2 + 3, data[::-1] + 1 + data * 2 + 3)
+
+
+def test_an_output_inside_of_what_is_computed_in_part() -> None:
+    x = te.placeholder((8,), name="x")
+    p = te.compute((8,), lambda i: x[i] + 1.0, name="p")
+    c = te.compute((8,), lambda i: p[i] * 2.0, name="c")
+    y = te.compute((4,), lambda i: c[i] + 1.0, name="y")
+    s = te.schedule(p, y)
+    s[p].compute_at(c, "i")
+    s[c].compute_at(y, "i")
+    refused(s, [x, p, y], "p cannot be computed at c, of which only what y reads is computed")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_output_in_a_loop_that_may_not_run(fused: bool, check: Any) -> None:
+    x, c = te.placeholder((3, n), name="x"), te.placeholder((3, 1), name="c")
+    p = te.compute((3, 1), lambda i, j: c[i, j] + 1.0, name="p")
+    y = te.compute((3, n), lambda i, j: x[i, j] + p[i, 0], name="y")
+    s = te.schedule(p, y)
+    loop = s[y].fuse("i", "j") if fused else "j"
+    s[p].compute_at(y, loop)
+    refused(s, [x, c, p, y], f"at loop '{loop}' of y, which does not run where n is 0")
+    if not fused:
+        s[p].compute_at(y, "i")  # which runs whatever n is
+        for size in (0, 2):
+            data, given = np.ones((3, size), "f"), np.arange(3, dtype="f")[:, None]
+            check(s, [x, c, p, y], [data, given], given + 1, data + given + 1)
+
+
+# ---------------------------------------------------------------- packed, then split
+@pytest.mark.parametrize("how", ["split", "tile", "part", "again"])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_splits_of_what_is_packed(how: str, symbolic: bool, check: Any) -> None:
+    """They cut its loops; its layout stays."""
+    m = n if symbolic else 6
+    x = te.placeholder((m, 4), name="x")
+    y = te.compute((m, 4), lambda i, j: x[i, 3 - j] * 2.0, name="y")
+    s = te.schedule(y)
+    copy = s.cache_read(x, "local", [y])
+    if how == "part":
+        copy.split("i", 4)
+        copy.pack("i.i", "j", "i.o")
+        copy.split("i.i", 2)
+    else:
+        copy.pack("j", "i")
+        copy.tile("i", "j", 4, 3)
+        if how == "split":
+            copy.split("i.i", 2)
+        elif how == "again":
+            copy.pack("i.i", "j.o", "i.o", "j.i")
+    data = np.arange(24, dtype="f").reshape(6, 4)
+    check(s, [x, y], [data], data[:, ::-1] * 2)

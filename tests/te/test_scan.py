@@ -199,6 +199,26 @@ def test_rfactor_inside_of_a_step(check: Any) -> None:
     check(sch, [w, y], [data], np.array(want), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("source", ["input", "stage"])
+@pytest.mark.parametrize("place", ["whole", "row"])
+def test_copies_for_a_later_stage_of_a_step(source: str, place: str, check: Any) -> None:
+    x, s = te.placeholder((5, 3), name="x"), te.state((5, 3), name="s")
+    read = x if source == "input" else te.compute((5, 3), lambda i, j: x[i, j] + 1.0, name="more")
+    first = te.compute((1, 3), lambda i, j: x[0, j], name="first")
+    twice = te.compute((5, 3), lambda i, j: s[i - 1, j] * 2.0, name="twice")
+    then = te.compute((5, 3), lambda i, j: twice[i, j] + read[i, j], name="then")
+    y = te.scan(first, then, s, name="y")
+    schedule = te.schedule(y)
+    copy = schedule.cache_read(read, "local", [then])
+    if place == "row":
+        copy.compute_at(then, "i")
+    data = data_of(5, 3)
+    want = [data[0].astype("d")]
+    for row in data[1:]:
+        want.append(want[-1] * 2 + row + (source == "stage"))
+    check(schedule, [x, y], [data], np.array(want), rtol=1e-4, atol=1e-5)
+
+
 # ---------------------------------------------------------------- what does not fit
 def step(read: Any, init: int = 1, steps: Any = 6) -> Any:
     s = te.state((steps,), name="s")
@@ -278,3 +298,25 @@ def test_places_that_do_not_fit() -> None:
         s[first].pack("j", "i")
     with pytest.raises(ScheduleError, match="no stage 'sums'"):
         s[sums].split("i", 2)
+
+
+def test_an_init_is_whole_before_the_first_step() -> None:
+    x, s = te.placeholder((5, n), name="x"), te.state((5, n), name="s")
+    first = te.compute((1, n), lambda i, j: x[0, j], name="first")
+    then = te.compute((5, n), lambda i, j: s[i - 1, j] + first[0, j], name="then")
+    schedule = te.schedule(te.scan(first, then, s, name="y"))
+    with pytest.raises(ScheduleError, match=r"first begins y and has to be whole before its first"):
+        schedule[first].compute_at(then, "i")
+
+
+def test_an_output_is_not_computed_in_the_steps_of_a_scan() -> None:
+    """There is no step for the rows of the init."""
+    x, s = te.placeholder((5, 3), name="x"), te.state((5, 3), name="s")
+    p = te.compute((5, 3), lambda i, j: x[i, j] + 1.0, name="p")
+    first = te.compute((1, 3), lambda i, j: x[0, j], name="first")
+    then = te.compute((5, 3), lambda i, j: s[i - 1, j] + p[i, j], name="then")
+    y = te.scan(first, then, s, name="y")
+    schedule = te.schedule(p, y)
+    schedule[p].compute_at(then, "j")
+    with pytest.raises(ScheduleError, match="computed for the later rows of y only"):
+        te.build(schedule, [x, p, y], "interpreter")

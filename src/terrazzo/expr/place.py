@@ -79,12 +79,13 @@ def storage_parts(stage: Stage, sizes: Sequence[Index]) -> tuple[Part, ...]:
     """How the elements of a stage's own memory follow each other; see `Place.parts`."""
     if stage.packed is None:
         return tuple(Part(d, 1, size) for d, size in enumerate(sizes))
+    packed = stage.packed
     splits = {r.axis: r for r in stage.nest.relations if isinstance(r, Split)}
     parts: dict[str, Part] = {}
 
     def take_apart(axis: str, part: Part) -> None:
         step = splits.get(axis)
-        if step is None:
+        if step is None or axis in packed:  # split after it was packed: its loops alone
             parts[axis] = part
             return
         piece = step.piece(part.size)
@@ -94,4 +95,4 @@ def storage_parts(stage: Stage, sizes: Sequence[Index]) -> tuple[Part, ...]:
 
     for dim, (axis, size) in enumerate(zip(stage.nest.data, sizes, strict=True)):
         take_apart(axis, Part(dim, 1, size))
-    return tuple(parts[axis] for axis in stage.packed)
+    return tuple(parts[axis] for axis in packed)

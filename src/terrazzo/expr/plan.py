@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from terrazzo.base.scalar import Tuple, parts
@@ -35,10 +36,12 @@ from terrazzo.expr.stage import (
     identity_read,
     is_inside,
     make_stage,
+    outermost,
     reads_any,
     replace_loads,
 )
 from terrazzo.expr.tensorize import intrinsic_named
+from terrazzo.index import proves_le
 
 
 def plan(program: Program, schedule: Schedule, complete: bool = True) -> Plan:
@@ -133,6 +136,12 @@ def _compute_at(state: Plan, stage: Stage, step: ComputeAt) -> Stage:
             f"{stage.name} cannot be computed at {consumer.name}, which is computed before it",
             hint="compute a stage at one that reads it")
     loopnest.check_loop(consumer.nest, step.axis)
+    begun = next((s for s in state.program.scans if not set(s.inits).isdisjoint(stage.tensors)),
+                 None)
+    if begun is not None:
+        raise ScheduleError(
+            f"{stage.name} begins {begun.name} and has to be whole before its first step",
+            hint=f"compute {stage.name} in loops of its own")
     if stage.scan is not None and consumer.scan is not stage.scan:
         raise ScheduleError(f"{stage.name} is computed for each row of {stage.scan.name}, and "
                             f"{consumer.name} is not", hint="compute it at a part of the scan")
@@ -177,12 +186,18 @@ def _cache_read(state: Plan, step: CacheRead) -> Plan:
                 raise ScheduleError(f"{stage.name} does not read {source.name}",
                                     hint="give the stages that load the tensor as readers")
             if not any(s.tensor is copy for s in stages):
-                stages.append(make_stage([copy]))
+                stages.insert(_before(stages, stage), make_stage([copy]))
             stage = replace(stage, body=replace_loads(stage.body, source, copy))
         stages.append(stage)
     for reader in step.readers:
         state.stage(reader)
     return replace(state, stages=tuple(stages))
+
+
+def _before(stages: Sequence[Stage], stage: Stage) -> int:
+    """Where among the stages that come before it something new does: not between a scan's own."""
+    return next((at for at, s in enumerate(stages) if s.scan is not None and s.scan is stage.scan),
+                len(stages))
 
 
 def _cache_write(state: Plan, stage: Stage, step: CacheWrite) -> Plan:
@@ -240,17 +255,48 @@ def _check(state: Plan) -> None:
         consumer = state.stage(stage.attach[0])
         loopnest.check_loop(consumer.nest, stage.attach[1])
         if state.has_output(stage):
-            identity_read(stage, consumer)
-            order = consumer.nest.order
-            around = order[:order.index(stage.attach[1]) + 1]
-            if any(map(consumer.nest.is_reduction, around)):
-                raise ScheduleError(
-                    f"output {stage.name} cannot be computed inside a reduction of "
-                    f"{consumer.name}", hint="compute it at a loop outside of the reductions")
-            continue
+            _check_whole(state, stage, consumer)
         for reader in state.readers(stage):
-            if not is_inside(state, reader, *stage.attach):
+            if not is_inside(state, reader, *stage.attach) and not _finds_whole(
+                    state, reader, stage):
                 raise ScheduleError(
                     f"{stage.name} is computed at loop {stage.attach[1]!r} of {consumer.name}, "
                     f"but {reader.name} reads it outside of that loop",
                     hint=f"compute {reader.name} inside the loop too, or {stage.name} further out")
+
+
+def _check_whole(state: Plan, stage: Stage, consumer: Stage) -> None:
+    """Refuse places where not every element of an output would be computed."""
+    assert stage.attach is not None
+    identity_read(stage, consumer)
+    order = consumer.nest.order
+    around = order[:order.index(stage.attach[1]) + 1]
+    if any(map(consumer.nest.is_reduction, around)):
+        raise ScheduleError(
+            f"output {stage.name} cannot be computed inside a reduction of {consumer.name}",
+            hint="compute it at a loop outside of the reductions")
+    hint = f"compute {stage.name} in loops of its own"
+    if consumer.attach is not None and not state.has_output(consumer):
+        raise ScheduleError(
+            f"output {stage.name} cannot be computed at {consumer.name}, of which only what "
+            f"{consumer.attach[0]} reads is computed", hint=hint)
+    if consumer.scan is not None and stage.scan is None:
+        raise ScheduleError(
+            f"output {stage.name} cannot be computed at {consumer.name}, which is computed for the "
+            f"later rows of {consumer.scan.name} only", hint=hint)
+    shape = stage.tensor.shape
+    for d, (axis, size) in enumerate(zip(consumer.nest.data, consumer.tensor.shape, strict=True)):
+        empty_too = d < len(shape) and shape[d] == size
+        if not empty_too and not proves_le(1, size) and not (
+                consumer.nest.leaves_of(axis).isdisjoint(around)):
+            raise ScheduleError(
+                f"output {stage.name} cannot be computed at loop {stage.attach[1]!r} of "
+                f"{consumer.name}, which does not run where {size} is 0", hint=hint)
+
+
+def _finds_whole(state: Plan, reader: Stage, stage: Stage) -> bool:
+    """Whether all that a reader loads of a stage is an output, stored before the reader begins."""
+    own = [t for t in stage.tensors if not state.is_output(t)]
+    names = [s.name for s in state.stages]
+    first, then = (names.index(outermost(state, s).name) for s in (stage, reader))
+    return first < then and not reads_any(reader.body, own)

@@ -145,6 +145,13 @@ def is_inside(state: Plan, stage: Stage, consumer: str, axis: str) -> bool:
     return False
 
 
+def outermost(state: Plan, stage: Stage) -> Stage:
+    """The stage with loops of its own inside of which a stage is computed, or itself."""
+    while stage.attach is not None:
+        stage = state.stage(stage.attach[0])
+    return stage
+
+
 def shared_by_tasks(state: Plan, stage: Stage) -> bool:
     """Whether a stage is computed inside a concurrent loop of another, several times perhaps."""
     while stage.attach is not None:
