@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import terrazzo.ort as ort
 from terrazzo.chips.cuda import driver
 from terrazzo.errors import ArgumentError, UnsupportedOperator
+from terrazzo.frontends.onnx.types import dtype_named, dtype_of, type_text
 
 pytestmark = pytest.mark.onnx
 
@@ -126,6 +128,69 @@ def test_sizes_can_be_fixed() -> None:
     options.add_free_dimension_override_by_name("batch", 2)
     session = ort.InferenceSession(linear(), options)
     assert session.run(["y"], {"x": X})[0].shape == (2, 3)
+    (given,), made = session.get_inputs(), session.get_outputs()
+    assert [given.shape, *(o.shape for o in made)] == [[2, 4], [2, 3], [2, 3]]
+
+
+def test_a_size_can_be_fixed_to_nothing() -> None:
+    options = ort.SessionOptions()
+    options.add_free_dimension_override_by_name("batch", 0)
+    session = ort.InferenceSession(linear(), options)
+    assert session.get_inputs()[0].shape == [0, 4]
+    assert session.run(["y"], {"x": X[:0]})[0].shape == (0, 3)
+    with pytest.raises(ort.InvalidArgument, match="shape"):
+        session.run(["y"], {"x": X})
+
+
+@pytest.mark.parametrize("size", ["2", 2.0, None, -1])
+def test_sizes_that_are_none(size: Any) -> None:
+    with pytest.raises(ArgumentError, match="not a size of the dimension 'batch'"):
+        ort.SessionOptions().add_free_dimension_override_by_name("batch", size)
+
+
+def test_profiles_of_one_second_are_files_of_their_own(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda _: "2026-01-01_00-00-00")
+    options = ort.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, "mine"
+    model, paths = linear(), []
+    for _ in range(3):
+        session = ort.InferenceSession(model, options)
+        session.run(None, {"x": X})
+        paths.append(Path(session.end_profiling()))
+    assert [p.name for p in paths] == [f"mine_2026-01-01_00-00-00_{i}.json" for i in range(3)]
+    assert all(json.loads(p.read_text()) for p in paths)
+
+
+@pytest.mark.parametrize(("code", "text"), [
+    (TensorProto.FLOAT8E4M3FN, "float8e4m3fn"), (TensorProto.FLOAT8E4M3FNUZ, "float8e4m3fnuz"),
+    (TensorProto.FLOAT8E5M2, "float8e5m2"), (TensorProto.FLOAT8E5M2FNUZ, "float8e5m2fnuz"),
+    (TensorProto.FLOAT4E2M1, "float4e2m1"), (TensorProto.BFLOAT16, "bfloat16"),
+    (TensorProto.INT4, "int4"), (TensorProto.DOUBLE, "double")])
+def test_types_are_spelt_as_onnxruntime_does(code: int, text: str) -> None:
+    dtype = dtype_of(code)
+    assert type_text(dtype) == f"tensor({text})" and dtype_named(f"tensor({text})") is dtype
+    info = helper.make_tensor_value_info("x", code, (2,))
+    assert ort.NodeArg(info).type == f"tensor({text})"
+    assert ort.OrtValue(np.zeros(2, dtype.np)).data_type() == f"tensor({text})"
+
+
+def test_weights_in_a_folder_of_a_model_given_as_bytes(tmp_path: Path) -> None:
+    onnx.save_model(onnx.ModelProto.FromString(linear()), tmp_path / "model.onnx",
+                    save_as_external_data=True, location="weights.bin", size_threshold=0)
+    model = (tmp_path / "model.onnx").read_bytes()
+    with pytest.raises(ort.InvalidArgument, match="given as bytes"):
+        ort.InferenceSession(model)
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path",
+                                     str(tmp_path))
+    wanted = ort.InferenceSession(linear()).run(None, {"x": X})
+    for a, b in zip(ort.InferenceSession(model, options).run(None, {"x": X}), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+    options.add_initializer("b", ort.OrtValue.ortvalue_from_numpy(np.full(3, 2, np.float32)))
+    (h,) = ort.InferenceSession(model, options).run(["h"], {"x": X})
+    np.testing.assert_allclose(h, wanted[1] + 1, rtol=1e-5)
 
 
 # ---------------------------------------------------------------- mistakes
@@ -141,7 +206,50 @@ def test_mistakes() -> None:
         ort.InferenceSession("nowhere.onnx")
     with pytest.raises(UnsupportedOperator, match=r"tz\.op"):
         ort.SessionOptions().register_custom_ops_library("lib.so")
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", X)
+    with pytest.raises(ArgumentError, match="no output is bound"):
+        session.run_with_iobinding(binding)
+    with pytest.raises(ArgumentError, match="not of a list"):
+        ort.OrtValue.ortvalue_from_numpy([1, 2])
 
+
+@pytest.mark.parametrize("provider", [
+    3, None, ("CPUExecutionProvider",), ("CPUExecutionProvider", None),
+    ("CPUExecutionProvider", {}, 1), (3, {})])
+def test_what_is_no_provider(provider: Any) -> None:
+    with pytest.raises(ArgumentError, match="is no provider"):
+        ort.InferenceSession(linear(), providers=[provider])
+
+
+@pytest.mark.parametrize("level", [-1, 5, "a", 2.0, None])
+def test_severities_that_are_none(level: Any) -> None:
+    with pytest.raises(ArgumentError, match="is not a severity"):
+        ort.set_default_logger_severity(level)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("intra_op_num_threads", "a"), ("intra_op_num_threads", 2.5), ("inter_op_num_threads", None),
+    ("graph_optimization_level", "x"), ("graph_optimization_level", 7),
+    ("execution_mode", "parallel"), ("log_severity_level", "a")])
+def test_options_refuse_what_they_cannot_be(name: str, value: Any) -> None:
+    options = ort.SessionOptions()
+    before = getattr(options, name)
+    with pytest.raises(ArgumentError, match=f"{name} cannot be"):
+        setattr(options, name, value)
+    assert getattr(options, name) is before
+
+
+def test_a_session_keeps_the_options_it_was_made_with() -> None:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = np.int64(1)
+    options.add_session_config_entry("a", "b")
+    session = ort.InferenceSession(linear(), options)
+    for other in (options, session.get_session_options()):
+        other.intra_op_num_threads = 3
+        other.add_session_config_entry("a", "c")
+    kept = session.get_session_options()
+    assert kept.intra_op_num_threads == 1 and kept.get_session_config_entry("a") == "b"
 
 
 # ---------------------------------------------------------------- as clients use it

@@ -84,6 +84,12 @@ def test_info_and_knobs() -> None:
     assert "TZ_THREADS" in run("knobs")
 
 
+def test_families_that_do_not_exist(file: str) -> None:
+    run("lower", f"{file}::cli_gelu", "-s", "3", "-l", "graph")
+    with pytest.raises(ArgumentError, match=r"(?s)no family 'nofam'.*try: activation, "):
+        run("ops", "nofam")
+
+
 def test_operators_are_listed() -> None:
     text = run("ops", "norm")
     assert "softmax(x, *, axis=-1)" in text and "matmul" not in text

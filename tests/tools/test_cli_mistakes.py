@@ -251,6 +251,14 @@ def test_a_full_disk_and_a_reader_that_leaves() -> None:
     assert left.returncode == 1
 
 
+def test_a_closed_output() -> None:
+    for args, code in ((["ops"], 0), (["ops", "nobody"], 1)):
+        words, env = command(*args)
+        done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *words], env=env,
+                              stderr=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+
+
 def test_control_c(tmp_path: Path) -> None:
     waits = tmp_path / "waits.py"
     # Many short sleeps: a signal that comes just before a sleep is heard only when that one ends.

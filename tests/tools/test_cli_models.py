@@ -83,6 +83,18 @@ def test_compile_writes_beside_the_model(folder: Path) -> None:
     assert "[1, 5]" in tz("run", folder / "resnet.tzx")
 
 
+def test_compiled_models_are_known_by_what_is_in_them(
+        folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = tmp_path / "foo"
+    tz("compile", folder / "resnet.onnx", "-o", compiled)
+    assert "[1, 5]" in tz("run", compiled)
+    for command in ("info", "compile", "bench"):
+        with pytest.raises(ArgumentError, match=r"(?s)compiled model.*give the \.onnx file"):
+            tz(command, compiled)
+    monkeypatch.setattr(cli_models, "interleaved", lambda runners: {n: [1.0] for n in runners})
+    assert "terrazzo" in tz("bench", compiled, "--against", "")  # which needs no graph
+
+
 # ---------------------------------------------------------------- info
 def test_info(folder: Path) -> None:
     text = tz("info", folder / "bert.onnx")
@@ -156,6 +168,33 @@ def test_inputs_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
         tz("run", folder / "resnet.onnx", "--input", wrong)
     with pytest.raises(ArgumentError, match="cannot read inputs"):
         tz("run", folder / "resnet.onnx", "--input", tmp_path / "none.npz")
+
+
+def test_one_array_is_no_inputs(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.zeros((1, 3, 16, 16), np.float32))
+    with pytest.raises(ArgumentError, match="one array, without the name"):
+        tz("run", folder / "resnet.onnx", "--input", tmp_path / "one.npy")
+
+
+@pytest.mark.parametrize("command", ["run", "compile"])
+def test_what_cannot_be_written_is_said_before_the_work(
+        command: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "__init__", lambda *_, **__: pytest.fail("it began"))
+    for path, why in ((tmp_path / "nowhere" / "o.npz", "no folder"), (tmp_path, "is a folder")):
+        with pytest.raises(ArgumentError, match=why):
+            tz(command, folder / "resnet.onnx", "-o", path)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("run {} -i x.npz --size batch=5", "--size means nothing beside --input"),
+    ("bench {} -s 4", "--shape means nothing for timing a model"),
+    ("bench {} --dtype f16", "--dtype means nothing for timing a model"),
+    ("bench tanh -s 4 --size n=2", "--size means nothing for timing an operator"),
+    ("bench tanh -s 4 --threads 2", "--threads means nothing for timing an operator"),
+    ("info --rewrites", "--rewrites means nothing for tz info without a model")])
+def test_options_that_would_be_ignored(folder: Path, words: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        tz(*words.format(folder / "bert.onnx").split())
 
 
 def test_a_model_that_is_not_one_executable(tmp_path: Path) -> None:

@@ -63,7 +63,19 @@ def _shape(type: Any) -> list[Any]:
 def with_inferred(infos: list[Any], graph: Any) -> list[Any]:
     """ValueInfoProtos of outputs, where they say little those that inference found."""
     known = {o.name: o for o in graph.output}
-    return [known.get(i.name, i) if _says_little(i) else i for i in infos]
+    return [known.get(i.name, i) if _says_little(i) else _numbered(i, known.get(i.name, i))
+            for i in infos]
+
+
+def _numbered(info: Any, inferred: Any) -> Any:
+    """A ValueInfoProto with the sizes that inference knows as numbers."""
+    made = type(info)()
+    made.CopyFrom(info)
+    pairs = zip(made.type.tensor_type.shape.dim, inferred.type.tensor_type.shape.dim, strict=False)
+    for size, found in pairs:
+        if not size.HasField("dim_value") and found.HasField("dim_value"):
+            size.dim_value = found.dim_value
+    return made
 
 
 def _says_little(info: Any) -> bool:

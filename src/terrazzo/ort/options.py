@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from terrazzo.errors import ArgumentError, UnsupportedOperator
 
@@ -53,12 +55,31 @@ class _Options:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._defaults:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, _fitting(name, value, self._defaults[name]))
+
+    def _copied(self) -> Self:
+        """The same options, that change by themselves."""
+        made = type(self)()
+        for name, value in vars(self).items():
+            object.__setattr__(made, name, copy.copy(value))
+        return made
 
     if TYPE_CHECKING:
         _entries: dict[str, str]
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+def _fitting(name: str, value: Any, default: Any) -> Any:
+    """A value of an option, if it can be one: numbers are whole, levels those that there are."""
+    if isinstance(default, bool) or not isinstance(default, int):
+        return value
+    try:
+        return type(default)(operator.index(value))
+    except (TypeError, ValueError):
+        kinds = " or ".join(m.name for m in type(default)) if isinstance(default, enum.Enum) else (
+            "a whole number")
+        raise ArgumentError(f"{name} cannot be {value!r}", hint=f"set it to {kinds}") from None
 
 
 class SessionOptions(_Options):
@@ -98,7 +119,14 @@ class SessionOptions(_Options):
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Compile for one size of a symbolic dimension."""
-        self._sizes[name] = int(size)
+        try:
+            number = operator.index(size)
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise ArgumentError(f"{size!r} is not a size of the dimension {name!r}",
+                                hint="give a whole number from 0 on")
+        self._sizes[name] = number
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
         """Refused: no model that we know of denotes its dimensions."""

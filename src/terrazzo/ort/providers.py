@@ -82,9 +82,9 @@ def wanted(given: Sequence[Any] | None, options: Sequence[Mapping[str, Any]] | N
     check_options(given, options)
     if given is None:
         return Wanted((CPU, REFERENCE))
-    pairs = [(p, {}) if isinstance(p, str) else (p[0], p[1]) for p in given]
+    pairs = [_pair(p) for p in given]
     if options:
-        pairs = [(name, told) for (name, _), told in zip(pairs, options, strict=True)]
+        pairs = [_pair((name, told)) for (name, _), told in zip(pairs, options, strict=True)]
     asked = any(name not in (CPU, REFERENCE) for name, _ in pairs)
     here = available() if asked else (CPU, REFERENCE)
     for name, _ in pairs:
@@ -97,6 +97,17 @@ def wanted(given: Sequence[Any] | None, options: Sequence[Mapping[str, Any]] | N
     check_gpu_options(known.get(CUDA, {}))
     names = tuple(dict.fromkeys(name for name, _ in pairs if name in here))
     return Wanted(names if CPU in names else (*names, CPU), known)
+
+
+def _pair(given: Any) -> tuple[str, Mapping[str, Any]]:
+    """A provider's name and options, of a name alone or both."""
+    match given:
+        case str():
+            return given, {}
+        case (str() as name, Mapping() as told):
+            return name, told
+    raise ArgumentError(f"{given!r} is no provider",
+                        hint=f'give names, or pairs of a name and options: ("{CPU}", {{}})')
 
 
 def check_options(providers: Sequence[Any] | None, options: Sequence[Mapping[str, Any]] | None

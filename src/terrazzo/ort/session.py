@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from terrazzo.ort.values import IOBinding, OrtValue
 from terrazzo.runtime.profile import Recording
 
 NO_WAIT = "disable_synchronize_execution_providers"  # of a run
+FOLDER = "session.model_external_initializers_file_folder_path"
 COMPILED = ".tzx"  # files of models that are compiled already
 
 
@@ -37,7 +39,7 @@ class InferenceSession:
     def __init__(self, path_or_bytes: Any, sess_options: SessionOptions | None = None,
                  providers: Sequence[Any] | None = None,
                  provider_options: Sequence[Mapping[str, Any]] | None = None, **_: Any):
-        self._options = sess_options or SessionOptions()
+        self._options = (sess_options or SessionOptions())._copied()
         is_path = isinstance(path_or_bytes, (str, os.PathLike))
         self._source = os.fspath(path_or_bytes) if is_path else path_or_bytes
         self._model_path = self._source if is_path else None
@@ -58,6 +60,7 @@ class InferenceSession:
             return
         self._session = Session(
             with_initializers(source, options._given) if options._given else source,
+            folder=self._folder,
             reference=REFERENCE in self._wanted.names,
             threads=options.intra_op_num_threads,
             level=LEVELS[int(options.graph_optimization_level)], sizes=options._sizes,
@@ -66,6 +69,12 @@ class InferenceSession:
         tell_of_other_chips(self._session)
         if options.optimized_model_filepath:
             self._session.export(options.optimized_model_filepath)
+
+    @property
+    def _folder(self) -> str | None:
+        """Where the model's data in other files lies; None: nothing says so."""
+        told = self._options._entries.get(FOLDER)
+        return told or (os.path.dirname(self._source) if isinstance(self._source, str) else None)
 
     @property
     def _whole(self) -> CompiledModel | None:
@@ -125,7 +134,7 @@ class InferenceSession:
         return self._wanted.answered()
 
     def get_session_options(self) -> SessionOptions:
-        return self._options
+        return self._options._copied()
 
     # ------------------------------------------------------------ running
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
@@ -212,9 +221,12 @@ class InferenceSession:
         profiles = self._session.profiles
         if profiles is None:
             return ""
-        name = f"{self._options.profile_file_prefix}{time.strftime('%Y-%m-%d_%H-%M-%S')}.json"
-        path = Path(os.getcwd()) / name
-        path.write_text(json.dumps(Recording(list(profiles)).events()))
+        start = f"{self._options.profile_file_prefix}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+        for number in itertools.count():  # several may end in one second
+            path = Path(os.getcwd()) / f"{start}_{number}.json"
+            with suppress(FileExistsError), path.open("x") as file:
+                json.dump(Recording(list(profiles)).events(), file)
+                break
         profiles.clear()
         return str(path)
 
@@ -258,7 +270,7 @@ def _has_schema(node: Any, opsets: Mapping[str, int]) -> bool:
 
 
 def with_initializers(source: Any, given: Mapping[str, OrtValue]) -> Any:
-    """A model with some of its initialisers replaced, those in other files among them."""
+    """A model with some of its initialisers replaced; others may still lie in other files."""
     import onnx
     from onnx import numpy_helper
 
@@ -274,7 +286,4 @@ def with_initializers(source: Any, given: Mapping[str, OrtValue]) -> Any:
             raise ModelError(f"the initialiser {name!r} has shape {list(known[name].dims)}, "
                              f"given is {list(array.shape)}")
         known[name].CopyFrom(numpy_helper.from_array(array, name))
-    if is_path:
-        folder = os.path.dirname(os.fspath(source))
-        onnx.external_data_helper.load_external_data_for_model(proto, folder)
     return proto

@@ -6,6 +6,7 @@ import logging
 import platform
 from typing import Any
 
+from terrazzo.errors import ArgumentError
 from terrazzo.ort.providers import CPU, CUDA, REFERENCE, available
 from terrazzo.version import __version__ as terrazzo_version
 
@@ -36,7 +37,9 @@ def get_device() -> str:
 def set_default_logger_severity(level: int) -> None:
     """Map onnxruntime's severities (0 verbose ... 4 fatal) onto Python's logging."""
     levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-    logging.getLogger("terrazzo").setLevel(levels[max(0, min(level, 4))])
+    if isinstance(level, float) or level not in range(len(levels)):
+        raise ArgumentError(f"{level!r} is not a severity", hint="give 0 (verbose) to 4 (fatal)")
+    logging.getLogger("terrazzo").setLevel(levels[level])
 
 
 def set_default_logger_verbosity(level: int) -> None:

@@ -31,6 +31,9 @@ class OrtValue:
     def ortvalue_from_numpy(array: np.ndarray, device_type: str = CPU, device_id: int = 0
                             ) -> OrtValue:
         """Share an array's memory, or copy it to a GPU."""
+        if not hasattr(array, "shape"):
+            raise ArgumentError(f"an OrtValue is made of an array, not of a "
+                                f"{type(array).__name__}", hint="give it numpy.asarray(...)")
         device = device_named(device_type, device_id)
         whole = np.ascontiguousarray(array).reshape(array.shape)
         if device == CPU:
@@ -185,6 +188,9 @@ class IOBinding:
 
         Memory that outputs are bound to is written to directly if it is the device's.
         """
+        if not self._outputs:
+            raise ArgumentError("no output is bound",
+                                hint="bind one: io_binding.bind_output(name)")
         whole = self._session._whole
         if self._again is not None and self._again[0] is whole:
             self._again[1]()

@@ -84,13 +84,17 @@ def _leaf(data: Any, start: int) -> bytes:
 
 
 # ---------------------------------------------------------------- reading
-def load_model(source: Any) -> Model:
-    """A model from a path, bytes, or an onnx.ModelProto; ModelError says what is wrong with it."""
+def load_model(source: Any, folder: str | os.PathLike[str] | None = None) -> Model:
+    """A model from a path, bytes, or an onnx.ModelProto; ModelError says what is wrong with it.
+
+    Data in other files is looked for in `folder`; by default beside the model's own file.
+    """
     onnx = onnx_module()
+    given = None if folder is None else Path(folder)
     if isinstance(source, onnx.ModelProto):
-        return _model(onnx, source.SerializeToString(), "<proto>", None)
+        return _model(onnx, source.SerializeToString(), "<proto>", given)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _model(onnx, bytes(source), "<bytes>", None)
+        return _model(onnx, bytes(source), "<bytes>", given)
     path = Path(os.fspath(source))
     try:
         with path.open("rb") as file:
@@ -98,7 +102,7 @@ def load_model(source: Any) -> Model:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the model: {error}", where=str(path)) from None
-    return _model(onnx, data, str(path), path.parent)
+    return _model(onnx, data, str(path), given or path.parent)
 
 
 def _model(onnx: Any, source: Any, where: str, folder: Path | None) -> Model:
@@ -237,7 +241,8 @@ def _external(tensor: Any, shape: tuple[int, ...], folder: Path | None, where: s
     location = entries.get("location", "")
     if folder is None:
         raise ModelError(f"tensor {tensor.name!r} lies in the file {location!r}, but the model was "
-                         "given as bytes", where=where, hint="load it from its path")
+                         "given as bytes", where=where,
+                         hint="load it from its path, or say which folder the file lies in")
     root = folder.resolve()
     path = (root / location).resolve()
     if not location or os.path.isabs(location) or not path.is_relative_to(root):
@@ -274,6 +279,15 @@ def sparse_array(sparse: Any, folder: Path | None, where: str) -> np.ndarray:
         raise ModelError(f"the sparse tensor {sparse.values.name!r} makes no sense: {error}",
                          where=where) from None
     return dense
+
+
+# ---------------------------------------------------------------- sizes
+def fix_sizes(graph: Any, sizes: Mapping[str, int]) -> None:
+    """Declare numbers for symbolic sizes of a graph's inputs, values and outputs."""
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        for size in info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ():
+            if size.dim_param in sizes:
+                size.dim_value = sizes[size.dim_param]
 
 
 # ---------------------------------------------------------------- names and their order

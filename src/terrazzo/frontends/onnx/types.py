@@ -17,7 +17,12 @@ _NAMES = {
     19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4", 23: "float4_e2m1fn",
     24: "float8_e8m0fnu", 25: "uint2", 26: "int2",
 }
-_SPELLED = {"float32": "float", "float64": "double"}  # where ONNX's word is another
+_SPELLED = {  # where ONNX's word is another
+    "float32": "float", "float64": "double", "float8_e4m3fn": "float8e4m3fn",
+    "float8_e4m3fnuz": "float8e4m3fnuz", "float8_e5m2": "float8e5m2",
+    "float8_e5m2fnuz": "float8e5m2fnuz", "float4_e2m1fn": "float4e2m1",
+    "float8_e8m0fnu": "float8e8m0",
+}
 STRING = 8
 
 

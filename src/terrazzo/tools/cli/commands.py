@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +77,8 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line; whatever goes wrong is one message, not a traceback."""
     try:
         app(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:  # `tz ops | head` has seen enough
         _stop_writing()
         sys.exit(1)
@@ -91,6 +93,8 @@ def main(args: list[str] | None = None) -> None:
 
 def _stop_writing() -> None:
     """Point a standard output that takes no more nowhere, lest Python complain at the end."""
+    if sys.stdout is None:  # closed before Python began, which then prints nothing
+        return
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -187,9 +191,18 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return shape
 
 
+def refuse_unused(context: typer.Context, names: Sequence[str], what: str) -> None:
+    """Refuse options that were given but mean nothing for what is asked."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ArgumentError(f"--{name} means nothing for {what}", hint="leave it out")
+
+
 # ---------------------------------------------------------------- commands
 @app.command()
-def info(model: Annotated[str, typer.Argument(
+def info(context: typer.Context,
+         model: Annotated[str, typer.Argument(
              metavar="[MODEL]", help="An .onnx file: show what it is and what runs where.")] = "",
          rewrites: Annotated[bool, typer.Option(
              "--rewrites", help="List the rewrites that changed the graph.")] = False,
@@ -199,6 +212,7 @@ def info(model: Annotated[str, typer.Argument(
     if model:
         cli_models.info(model, rewrites, chip)
         return
+    refuse_unused(context, ("rewrites", "chip"), "tz info without a model")
     table = Table(show_header=False, box=None)
     table.add_row("terrazzo", terrazzo.__version__)
     table.add_row("python", sys.version.split()[0])
@@ -231,7 +245,7 @@ def ops(family: Annotated[str, typer.Argument(help="Only this family.")] = "") -
     table = Table()
     for head in ("family", "operator", "gradient", "meaning"):
         table.add_column(head, no_wrap=head == "family")
-    families = sorted({o.family for o in OPERATORS.values()})
+    families = sorted({o.family for o in OPERATORS.values() if o.family})
     if family and family not in families:
         raise ArgumentError(f"there is no family {family!r}", hint=", ".join(families))
     chosen = [o for o in OPERATORS.values() if not family or o.family == family]
@@ -278,7 +292,8 @@ def verify(target: Target,
 
 
 @app.command()
-def bench(target: Annotated[str, typer.Argument(
+def bench(context: typer.Context,
+          target: Annotated[str, typer.Argument(
               metavar="TARGET", help="An operator (file.py::name, or a built-in name), or an "
                                      ".onnx model.")],
           shape: Annotated[list[str] | None, typer.Option(
@@ -293,8 +308,10 @@ def bench(target: Annotated[str, typer.Argument(
     from terrazzo.tools.benchmark import bench as measure
 
     if cli_models.is_model(target):
+        refuse_unused(context, ("shape", "dtype", "torch", "attr"), "timing a model")
         cli_models.bench(target, [a for a in against.split(",") if a], size or [], threads)
         return
+    refuse_unused(context, ("against", "size", "threads"), "timing an operator")
     if not shape:
         raise ArgumentError("an operator is timed for some shape", hint="give --shape 1024,1024")
     function = find(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 import zlib
@@ -19,6 +20,7 @@ from rich.table import Table
 from terrazzo.errors import ArgumentError, MissingDependency
 from terrazzo.index import IndexExpr
 from terrazzo.knobs import thread_count
+from terrazzo.runtime.artifact import MAGIC
 from terrazzo.tools.cli.screen import wide_console
 
 console = wide_console()
@@ -33,14 +35,45 @@ _SYMBOLIC = 8  # the size random inputs get where the model leaves it open
 
 def is_model(target: str) -> bool:
     """Whether a target on the command line is a model's file."""
-    return target.endswith((".onnx", ".tzx"))
+    return target.endswith((".onnx", ".tzx")) or is_compiled(target)
+
+
+def is_compiled(path: str) -> bool:
+    """Whether a file holds compiled code, of any version and whatever its name."""
+    try:
+        if not Path(path).is_file():
+            return False
+        with open(path, "rb") as file:
+            return file.read(3) == MAGIC[:3]
+    except OSError:  # which whoever reads it tells of
+        return False
+
+
+def refuse_compiled(path: str) -> None:
+    """Refuse a compiled model where its graph is needed."""
+    if is_compiled(path):
+        raise ArgumentError("this is a compiled model", where=path, hint="give the .onnx file")
+
+
+def refuse_unwritable(path: str) -> None:
+    """Refuse a file that cannot be written, before anybody waits for what would be in it."""
+    place, folder = Path(path), Path(path).parent
+    if place.is_dir():
+        why = "it is a folder"
+    elif not folder.is_dir():
+        why = f"there is no folder {folder}"
+    elif not os.access(place if place.exists() else folder, os.W_OK):
+        why = "you may not write there"
+    else:
+        return
+    raise ArgumentError(f"cannot write to {path}: {why}")
 
 
 def open_model(path: str, threads: int = 0) -> Any:
-    """A session for an .onnx file, or the compiled model in a .tzx file."""
+    """A session for an .onnx file, or the compiled model in a file."""
     from terrazzo.frontends.onnx.session import CompiledModel, Session
 
-    if path.endswith(".tzx"):
+    if path.endswith(".tzx") or is_compiled(path):
         return CompiledModel.load(path, threads=threads)
     return Session(path, threads=threads)
 
@@ -82,9 +115,12 @@ def random_inputs(ports: Sequence[Any], sizes: Mapping[str, int]) -> dict[str, n
 def given_inputs(path: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file by name."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    # An array by itself is no context; what is cut off or none of numpy's files ends in others.
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise ValueError("it is one array, without the name of an input")
+        with found:
+            return dict(found)
+    # What is cut off or none of numpy's files ends in many kinds of errors.
     except (OSError, ValueError, TypeError, EOFError, BadZipFile, zlib.error) as error:
         raise ArgumentError(f"cannot read inputs from {path}: {error}",
                             hint="write them with numpy.savez(path, name=array, ...)") from None
@@ -99,6 +135,11 @@ def run(model: ModelFile,
             "--output", "-o", help="Write the outputs to this .npz file.")] = "",
         size: Sizes = None, threads: Threads = 0) -> None:
     """Run a model once and show its outputs."""
+    if given and size:
+        raise ArgumentError("--size means nothing beside --input: the arrays have their sizes",
+                            hint="leave one of them out")
+    if output:
+        refuse_unwritable(output)
     started = time.perf_counter()
     session = open_model(model, threads)
     loaded = time.perf_counter()
@@ -136,6 +177,9 @@ def compile_model(model: Annotated[str, typer.Argument(metavar="MODEL", help="An
     """Compile a model into one .tzx file that loads without compiling."""
     from terrazzo.calls.api import compile as compile_file
 
+    refuse_compiled(model)
+    if output:
+        refuse_unwritable(output)
     started = time.perf_counter()
     executable = compile_file(model)
     path = Path(output or Path(model).with_suffix(".tzx"))
@@ -151,6 +195,7 @@ def info(path: str, rewrites: bool, chip: str = "") -> None:
     from terrazzo.frontends.onnx.session import Session
     from terrazzo.frontends.onnx.session.report import COMPILED, report
 
+    refuse_compiled(path)
     shown = report(Session(path, compile_now=False, chip=chip))
     table = Table(show_header=False, box=None)
     table.add_row("model", shown.file)
@@ -194,6 +239,8 @@ def _scaled(size: Any, unit: float) -> str:
 # ---------------------------------------------------------------- bench
 def bench(path: str, against: Sequence[str], sizes: Sequence[str], threads: int) -> None:
     """Time a model in several engines, interleaved."""
+    if against:  # the other engines need the graph
+        refuse_compiled(path)
     threads = threads or thread_count()
     session = open_model(path, threads)
     feeds = random_inputs(session.inputs, parse_sizes(sizes))

@@ -12,5 +12,6 @@ _WIDTH = 120  # of files and pipes, which have none
 
 def wide_console() -> Console:
     """The terminal; where there is none, lines that are wide enough for every table."""
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    screen = sys.stdout  # None where it was closed before Python began
+    known = (screen is not None and screen.isatty()) or "COLUMNS" in os.environ
     return Console(width=None if known else _WIDTH)

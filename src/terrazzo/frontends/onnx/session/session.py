@@ -20,7 +20,7 @@ from terrazzo.errors import CompileError, TerrazzoError, UnsupportedOperator
 from terrazzo.frontends.onnx import convert, registry
 from terrazzo.frontends.onnx.export import export
 from terrazzo.frontends.onnx.importer import Imported, import_nodes
-from terrazzo.frontends.onnx.model import Model, load_model
+from terrazzo.frontends.onnx.model import Model, fix_sizes, load_model
 from terrazzo.frontends.onnx.session.block import Block, Setting, Visit, log
 from terrazzo.frontends.onnx.session.compiled import CompiledModel, notes_of
 from terrazzo.frontends.onnx.session.ports import Port, checked, known_outputs, ports_of
@@ -43,18 +43,21 @@ class Session:
 
     def __init__(self, source: Any, *, reference: bool = True, compile_now: bool = True,
                  threads: int = 0, level: str = "", sizes: Mapping[str, int] | None = None,
-                 profile: bool = False, chip: str = "", records: bool = False):
+                 profile: bool = False, chip: str = "", records: bool = False,
+                 folder: str | PathLike[str] | None = None):
         """Load a model and, unless told otherwise, compile it at once where its types allow.
 
         `reference` says whether onnx's reference may run what nothing else can; `threads` and
         `level` (of rewrites) and `chip` are the knobs' where not given; `sizes` fixes symbolic
-        dimensions; `records` has the chip repeat what it recorded of earlier runs, if it can.
+        dimensions; `records` has the chip repeat what it recorded of earlier runs, if it can;
+        `folder` is where data in other files lies, beside the model's file by default.
         """
-        self.model: Model = load_model(source)
+        self.model: Model = load_model(source, folder)
         self.threads, self.options = threads, Options.now(level, chip)
         self.sizes, self.records = dict(sizes or {}), records
         self.profiles: list[Profile] | None = [] if profile else None
         graph = self.model.graph
+        fix_sizes(graph, self.sizes)
         self.ports = ports_of(self.model)
         self.setting = Setting(self.model.opsets, self._compile, reference, self.model.where,
                                self._caller)
